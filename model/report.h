@@ -1,0 +1,19 @@
+/* report: one line saying what was wrong, with which file and object, and what to do. Filled by whoever refuses. */
+#pragma once
+#include <stdarg.h>
+#include <stdio.h>
+
+struct report {
+    char line[512];
+};
+
+/* Fills the line and returns `error`, so that a refusal is one statement: return report_error(r, -EINVAL, "..."). */
+__attribute__((format(printf, 3, 4))) static inline int report_error(struct report *report, int error,
+                                                                     const char *format, ...) {
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(report->line, sizeof report->line, format, args);
+    va_end(args);
+    return error;
+}
