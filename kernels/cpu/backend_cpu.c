@@ -174,6 +174,10 @@ const struct backend backend_cpu = {
     .mem_alloc = cpu_mem_alloc,
     .mem_free = cpu_mem_give,
 
+    .weight_pack = cpu_weight_pack,
+    .weight_free = cpu_weight_free,
+    .weight_bytes = cpu_weight_bytes,
+
     .stream_open = cpu_stream_open,
     .stream_close = cpu_stream_close,
     .event_new = cpu_event_new,
@@ -189,4 +193,7 @@ const struct backend backend_cpu = {
     .program_end = cpu_program_end,
     .program_free = cpu_program_free,
     .program_run = cpu_program_run,
+
+    .embed = cpu_embed,
+    .linear = cpu_linear,
 };
