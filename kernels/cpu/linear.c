@@ -68,6 +68,7 @@ static void emit_epilogue(const struct gemm_job *job, int unit, int row, int n_r
                 y[j] += v[j];
             break;
         case LINEAR_SWIGLU:
+            assert(acc_up != NULL); /* gate and up are the two parts of this form of weight */
             add_bias(bias_up, acc_up[i], n, up);
             cpu_swiglu(device, v, up, n, v);
             for (int j = 0; j < n; j++)
