@@ -139,8 +139,8 @@ bool dflash_buffers_take(struct dflash_buffers *b, const struct draft_config *c,
 
 /* ---- the network ------------------------------------------------------------------------------------------------- */
 
-void dflash_after_layer(void *arg, struct recorder *rec, int layer) {
-    const struct dflash_tap *tap = arg;
+void dflash_after_layer(void *dflash_tap, struct recorder *rec, int layer) {
+    const struct dflash_tap *tap = dflash_tap;
     const struct dflash *draft = tap->draft;
     const struct draft_config *c = &draft->config;
     int i = draft->tap_of_layer[layer];

@@ -156,7 +156,7 @@ static bool take_buffers(struct model *model) {
     int verify_rows = o->n_segs_max * BLOCK_ROWS_MAX; /* PASS_RERUN may fill a block without a drafter */
     int rows = max_int(o->n_rows_max, verify_rows);
     size_t record_rows = (size_t)model->target.n_gdn * (size_t)verify_rows;
-    size_t kv_width = (size_t)(c->gdn_k_heads * c->gdn_head_dim_k + qwen_value_dim(c));
+    size_t kv_width = (size_t)c->gdn_k_heads * (size_t)c->gdn_head_dim_k + (size_t)qwen_value_dim(c);
     size_t n_outs;
 
     model->n_logit_rows = max_int(o->n_outs_max, verify_rows);

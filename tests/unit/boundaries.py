@@ -12,6 +12,7 @@ MAY_INCLUDE = {
     "kernels/cuda": ["kernels/cuda", "kernels"],
     "model": ["model", "kernels/backend.h", "kernels/base.h", "kernels/dtype.h"],
     "kvstore": ["kvstore", "kernels/backend.h", "kernels/base.h"],
+    "tools": ["tools", "model", "kernels"],
     "tools/probe": ["tools/probe", "tools", "model", "kernels"],
     "tools/bench": ["tools/bench", "tools", "model", "kernels"],
     "daemon": ["daemon", "kvstore", "model", "kernels"],
