@@ -237,7 +237,7 @@ static void record_rows(const struct gdn_job *job, const struct gdn_run *run, in
     const struct gdn_shape *shape = &job->shape;
     const struct gdn_record *record = job->args->record;
     const size_t layer_row = (size_t)job->args->layer * (size_t)job->args->batch->n_rows_max + (size_t)row0;
-    const size_t kv_width = (size_t)(shape->hk * shape->dk + shape->hv * shape->dv);
+    const size_t kv_width = (size_t)shape->hk * (size_t)shape->dk + (size_t)shape->hv * (size_t)shape->dv;
     const int group = shape->hv / shape->hk, key_head = head / group, n_ch = 2 * shape->dk + shape->dv;
     struct gdn_span span[3];
 
