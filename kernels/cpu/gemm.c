@@ -13,6 +13,12 @@ enum {
 const struct gemm_path *gemm_path_of(const struct device *device) {
     if (device->numeric != NUMERIC_FAST)
         return &gemm_path_plain;
+#if defined(__x86_64__)
+    if (device->isa == CPU_ISA_AVX2)
+        return &gemm_path_avx2;
+    if (device->isa == CPU_ISA_AVX512BF16)
+        return &gemm_path_avx512bf16;
+#endif
     return &gemm_path_scalar;
 }
 

@@ -39,7 +39,7 @@ struct gemm_path {
     gemm_tile_fn *tile_bf16, *tile_f32;
     gemm_vec_fn *vec; /* bf16; NULL: use tiles */
 };
-extern const struct gemm_path gemm_path_plain, gemm_path_scalar;
+extern const struct gemm_path gemm_path_plain, gemm_path_scalar, gemm_path_avx2, gemm_path_avx512bf16;
 const struct gemm_path *gemm_path_of(const struct device *device);
 
 /* ---- packed inputs. A row is normalised (norm != NULL), rounded by cpu_round_gemm_in and laid out by tiles. */
