@@ -15,5 +15,8 @@ __attribute__((format(printf, 3, 4))) static inline int report_error(struct repo
     va_start(args, format);
     vsnprintf(report->line, sizeof report->line, format, args);
     va_end(args);
+    for (char *c = report->line; *c; c++) /* names come from foreign files; the report stays one line */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
     return error;
 }
