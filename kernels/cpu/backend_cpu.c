@@ -196,4 +196,14 @@ const struct backend backend_cpu = {
 
     .embed = cpu_embed,
     .linear = cpu_linear,
+    .gdn = cpu_gdn,
+    .gdn_commit = cpu_gdn_commit,
+    .qk = cpu_qk,
+    .attn = cpu_attn,
+    .head = cpu_head,
+    .draft_rows = cpu_draft_rows,
+    .verify_rows = cpu_verify_rows,
+    .prepare = cpu_prepare,
+    .draft_kv = cpu_draft_kv,
+    .store_rows = cpu_store_rows,
 };
