@@ -20,22 +20,23 @@ static char *join(const char *folder, const char *name) {
 
 /* Maps a regular file of at least one byte. Negative errno with a report. */
 static int map_file(const char *path, const uint8_t **ret_data, size_t *ret_bytes, struct report *report) {
+    const char *name = report_path(path);
     struct stat st;
     void *map;
     int r = 0, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block before it is refused */
 
     if (fd < 0)
-        return report_error(report, -errno, "%s: %s", path, strerror(errno));
+        return report_error(report, -errno, "%s: %s", name, strerror(errno));
     if (fstat(fd, &st) != 0) {
-        r = report_error(report, -errno, "%s: %s", path, strerror(errno));
+        r = report_error(report, -errno, "%s: %s", name, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        r = report_error(report, -EINVAL, "%s: not a regular file", path);
+        r = report_error(report, -EINVAL, "%s: not a regular file", name);
     } else if (st.st_size == 0) {
-        r = report_error(report, -EINVAL, "%s: the file is empty: truncated?", path);
+        r = report_error(report, -EINVAL, "%s: the file is empty: truncated?", name);
     } else {
         map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (map == MAP_FAILED) {
-            r = report_error(report, -errno, "%s: cannot be mapped: %s", path, strerror(errno));
+            r = report_error(report, -errno, "%s: cannot be mapped: %s", name, strerror(errno));
         } else {
             *ret_data = map;
             *ret_bytes = (size_t)st.st_size;
@@ -55,9 +56,10 @@ static int open_file(struct checkpoint *c, char *path, struct report *report) {
     struct checkpoint_file *file = &c->files[c->n_files++];
     int r;
 
-    file->path = path;
     if (!path)
-        return report_error(report, -ENOMEM, "%s: out of memory", c->folder);
+        return report_error(report, -ENOMEM, "%s: out of memory", c->name);
+    file->path = path;
+    file->name = report_path(path);
     r = map_file(path, &file->data, &file->bytes, report);
     if (r == 0)
         r = safetensors_parse(path, file->data, file->bytes, &file->table, report);
@@ -77,7 +79,7 @@ static int merge(struct checkpoint *c, struct report *report) {
         n += c->files[i].table.n_tensors;
     c->tensors = calloc(n + 1, sizeof *c->tensors);
     if (!c->tensors)
-        return report_error(report, -ENOMEM, "%s: out of memory", c->folder);
+        return report_error(report, -ENOMEM, "%s: out of memory", c->name);
     for (int i = 0; i < c->n_files; i++)
         for (size_t k = 0; k < c->files[i].table.n_tensors; k++)
             c->tensors[c->n_tensors++] =
@@ -85,27 +87,35 @@ static int merge(struct checkpoint *c, struct report *report) {
     qsort(c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
     for (size_t i = 1; i < c->n_tensors; i++)
         if (by_name(&c->tensors[i - 1], &c->tensors[i]) == 0)
-            return report_error(report, -EINVAL, "%s: %s: also in %s", c->tensors[i].file->path,
-                                c->tensors[i].entry->name, c->tensors[i - 1].file->path);
+            return report_error(report, -EINVAL, "%s: %s: also in %s", c->tensors[i].file->name,
+                                c->tensors[i].entry->name, c->tensors[i - 1].file->name);
     return 0;
 }
 
 /* Every tensor is where the index says, and the index misses none. Files are opened in the index's order. */
-static int check_index(const struct checkpoint *c, const char *path, const struct shard_index *index,
-                       struct report *report) {
+static int check_index(const struct checkpoint *c, const struct shard_index *index, struct report *report) {
     for (size_t i = 0; i < index->n_entries; i++) {
         const struct shard_entry *entry = &index->entries[i];
         const struct checkpoint_tensor *tensor = checkpoint_find(c, entry->tensor);
 
         if (!tensor || tensor->file != &c->files[entry->file_idx])
             return report_error(report, -EINVAL, "%s: %s: not in %s, where %s says it is",
-                                c->files[entry->file_idx].path, entry->tensor, entry->file, INDEX_NAME);
+                                c->files[entry->file_idx].name, entry->tensor, entry->file, INDEX_NAME);
     }
     for (size_t i = 0; i < c->n_tensors; i++)
         if (!shard_index_find(index, c->tensors[i].entry->name))
-            return report_error(report, -EINVAL, "%s: %s: not in the index %s", c->tensors[i].file->path,
-                                c->tensors[i].entry->name, path);
+            return report_error(report, -EINVAL, "%s: %s: not in %s", c->tensors[i].file->name,
+                                c->tensors[i].entry->name, INDEX_NAME);
     return 0;
+}
+
+/* A file that the index names. */
+static int open_named(struct checkpoint *c, const char *file, struct report *report) {
+    int r = open_file(c, join(c->folder, file), report);
+
+    if (r == -ENOENT)
+        return report_error(report, r, "%s/%s: missing, but %s names it", c->name, file, INDEX_NAME);
+    return r;
 }
 
 static int open_sharded(struct checkpoint *c, const char *index_path, struct report *report) {
@@ -119,14 +129,14 @@ static int open_sharded(struct checkpoint *c, const char *index_path, struct rep
     if (r == 0) {
         c->files = calloc((size_t)index.n_files, sizeof *c->files);
         if (!c->files)
-            r = report_error(report, -ENOMEM, "%s: out of memory", c->folder);
+            r = report_error(report, -ENOMEM, "%s: out of memory", c->name);
     }
     for (int i = 0; r == 0 && i < index.n_files; i++)
-        r = open_file(c, join(c->folder, index.files[i]), report);
+        r = open_named(c, index.files[i], report);
     if (r == 0)
         r = merge(c, report);
     if (r == 0)
-        r = check_index(c, index_path, &index, report);
+        r = check_index(c, &index, report);
     shard_index_deinit(&index);
     unmap_file(text, n);
     return r;
@@ -139,7 +149,7 @@ static int open_single(struct checkpoint *c, const char *path, struct report *re
     c->files = calloc(1, sizeof *c->files);
     if (!copy || !c->files) {
         free(copy);
-        return report_error(report, -ENOMEM, "%s: out of memory", c->folder);
+        return report_error(report, -ENOMEM, "%s: out of memory", c->name);
     }
     r = open_file(c, copy, report);
     return r == 0 ? merge(c, report) : r;
@@ -151,7 +161,7 @@ static int open_folder(struct checkpoint *c, struct report *report) {
     int r;
 
     if (!index_path || !single_path) {
-        r = report_error(report, -ENOMEM, "%s: out of memory", c->folder);
+        r = report_error(report, -ENOMEM, "%s: out of memory", c->name);
     } else {
         has_index = access(index_path, F_OK) == 0;
         has_single = access(single_path, F_OK) == 0;
@@ -160,7 +170,7 @@ static int open_folder(struct checkpoint *c, struct report *report) {
         else if (has_single)
             r = open_single(c, single_path, report);
         else
-            r = report_error(report, -ENOENT, "%s: holds neither %s nor %s", c->folder, SINGLE_NAME, INDEX_NAME);
+            r = report_error(report, -ENOENT, "%s: holds neither %s nor %s", c->name, SINGLE_NAME, INDEX_NAME);
         /* One of the two is a leftover, and which one cannot be known. */
         if (r == 0 && has_index && has_single) {
             bool is_used = false;
@@ -169,7 +179,7 @@ static int open_folder(struct checkpoint *c, struct report *report) {
                 is_used |= strcmp(c->files[i].path, single_path) == 0;
             if (!is_used)
                 r = report_error(report, -EINVAL, "%s: there is also %s, which does not name it: remove one of the two",
-                                 single_path, INDEX_NAME);
+                                 report_path(single_path), INDEX_NAME);
         }
     }
     free(index_path);
@@ -183,10 +193,12 @@ int checkpoint_open(const char *folder, struct checkpoint **ret_checkpoint, stru
 
     if (c)
         c->folder = strdup(folder);
-    if (!c || !c->folder)
-        r = report_error(report, -ENOMEM, "%s: out of memory", folder);
-    else
+    if (!c || !c->folder) {
+        r = report_error(report, -ENOMEM, "%s: out of memory", report_path(folder));
+    } else {
+        c->name = report_path(c->folder);
         r = open_folder(c, report);
+    }
     if (r != 0) {
         checkpoint_close(c);
         return r;
@@ -205,6 +217,7 @@ int checkpoint_dummy(const struct dummy_shape *shape, uint64_t seed, struct chec
         checkpoint_close(c);
         return report_error(report, -ENOMEM, "dummy weights: out of memory");
     }
+    c->name = c->folder;
     *ret_checkpoint = c;
     return 0;
 }

@@ -9,6 +9,7 @@ struct dummy_shape;
 
 struct checkpoint_file {
     char *path;
+    const char *name;    /* the end of path, for reports */
     const uint8_t *data; /* mapped, read-only */
     size_t bytes;
     struct safetensors table;
@@ -22,6 +23,7 @@ struct checkpoint_tensor {
 
 struct checkpoint {
     char *folder;
+    const char *name;              /* the end of folder, for reports */
     struct checkpoint_file *files; /* [n_files] */
     int n_files;
     struct checkpoint_tensor *tensors; /* [n_tensors], sorted by name */

@@ -12,14 +12,14 @@ enum {
 
 struct architecture {
     const char *name;
-    bool is_moe, is_nested;
+    bool is_moe;
 };
 
 static const struct architecture architectures[] = {
-    {"Qwen3_5ForCausalLM", false, false},
-    {"Qwen3_5MoeForCausalLM", true, false},
-    {"Qwen3_5ForConditionalGeneration", false, true},
-    {"Qwen3_5MoeForConditionalGeneration", true, true},
+    {"Qwen3_5ForCausalLM", false},
+    {"Qwen3_5MoeForCausalLM", true},
+    {"Qwen3_5ForConditionalGeneration", false},
+    {"Qwen3_5MoeForConditionalGeneration", true},
 };
 
 /* The class name, or without one the model type. Sets *ret_moe. */

@@ -18,33 +18,34 @@ void config_refuse(struct config_file *file, const char *format, ...) {
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    file->error = report_error(file->report, -EINVAL, "%s: %s", file->path, what);
+    file->error = report_error(file->report, -EINVAL, "%s: %s", report_path(file->path), what);
 }
 
 int config_file_text(const char *path, char **ret_text, size_t *ret_n, struct report *report) {
+    const char *name = report_path(path);
     struct stat st;
     char *text = NULL;
     size_t n = 0;
     int r, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block before it is refused */
 
     if (fd < 0)
-        return report_error(report, -errno, "%s: %s", path, strerror(errno));
+        return report_error(report, -errno, "%s: %s", name, strerror(errno));
     if (fstat(fd, &st) != 0) {
-        r = report_error(report, -errno, "%s: %s", path, strerror(errno));
+        r = report_error(report, -errno, "%s: %s", name, strerror(errno));
         goto out;
     }
     if (!S_ISREG(st.st_mode)) {
-        r = report_error(report, -EINVAL, "%s: not a regular file", path);
+        r = report_error(report, -EINVAL, "%s: not a regular file", name);
         goto out;
     }
     if (st.st_size > CONFIG_BYTES_MAX) {
-        r = report_error(report, -EINVAL, "%s: %lld bytes, more than the %d a configuration may have", path,
+        r = report_error(report, -EINVAL, "%s: %lld bytes, more than the %d a configuration may have", name,
                          (long long)st.st_size, CONFIG_BYTES_MAX);
         goto out;
     }
     text = malloc((size_t)st.st_size + 1);
     if (!text) {
-        r = report_error(report, -ENOMEM, "%s: out of memory", path);
+        r = report_error(report, -ENOMEM, "%s: out of memory", name);
         goto out;
     }
     while (n < (size_t)st.st_size) {
@@ -53,7 +54,7 @@ int config_file_text(const char *path, char **ret_text, size_t *ret_n, struct re
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
-            r = report_error(report, got < 0 ? -errno : -EIO, "%s: %s", path,
+            r = report_error(report, got < 0 ? -errno : -EIO, "%s: %s", name,
                              got < 0 ? strerror(errno) : "shrank while it was read");
             goto out;
         }

@@ -48,7 +48,7 @@ static void default_taps(struct config_file *file, struct draft_config *c) {
         c->taps[0] = c->n_target_layers / 2;
     for (int i = 0; c->n_taps > 1 && i < c->n_taps; i++)
         c->taps[i] = (int)nearbyint(1 + i * (double)(c->n_target_layers - 4) / (c->n_taps - 1));
-    warn(c, "%s: target_layer_ids is missing, default ids are used", file->path);
+    warn(c, "%s: target_layer_ids is missing, default ids are used", report_path(file->path));
 }
 
 static void read_taps(const struct draft_keys *keys, struct draft_config *c) {
@@ -102,7 +102,7 @@ static void read_layers(const struct config_object *root, struct draft_config *c
     c->window = is_sliding ? window : 0;
     if (is_sliding && window == 0)
         warn(c, "%s: layer_types has sliding_attention but there is no sliding_window: they see everything",
-             root->file->path);
+             report_path(root->file->path));
 }
 
 /* Concerns sliding layers only; full-attention layers are bidirectional inside the block. */
@@ -128,8 +128,8 @@ static void read_rope(const struct config_object *root, struct draft_config *c) 
     c->rotary_dim = rope.rotary_dim;
     c->rope_theta = rope.has_theta ? rope.theta : THETA_DEFAULT;
     if (!rope.has_theta)
-        warn(c, "%s: no rope_theta in rope_parameters, at top level or in rope_scaling: %g is used", root->file->path,
-             THETA_DEFAULT);
+        warn(c, "%s: no rope_theta in rope_parameters, at top level or in rope_scaling: %g is used",
+             report_path(root->file->path), THETA_DEFAULT);
     if (!config_bool(root, "is_neox_style", true))
         config_refuse(root->file, "is_neox_style false: unsupported rotary layout");
 }
@@ -221,19 +221,21 @@ int draft_config_read(const char *path, enum draft_causal causal, struct draft_c
 
 int draft_config_check(const char *path, const struct draft_config *draft, const struct qwen_config *target,
                        struct report *report) {
+    const char *name = report_path(path);
+
     if (draft->hidden != target->hidden)
-        return report_error(report, -EINVAL, "%s: hidden_size is %d, but the target's is %d", path, draft->hidden,
+        return report_error(report, -EINVAL, "%s: hidden_size is %d, but the target's is %d", name, draft->hidden,
                             target->hidden);
     if (draft->vocab != target->vocab)
-        return report_error(report, -EINVAL, "%s: vocab_size is %d, but the target's is %d", path, draft->vocab,
+        return report_error(report, -EINVAL, "%s: vocab_size is %d, but the target's is %d", name, draft->vocab,
                             target->vocab);
     if (draft->n_target_layers >= 0 && draft->n_target_layers != target->n_layers)
-        return report_error(report, -EINVAL, "%s: num_target_layers is %d, but the target has %d", path,
+        return report_error(report, -EINVAL, "%s: num_target_layers is %d, but the target has %d", name,
                             draft->n_target_layers, target->n_layers);
     for (int i = 0; i < draft->n_taps; i++)
         if (draft->taps[i] > target->n_layers - 2)
             return report_error(report, -EINVAL,
-                                "%s: target_layer_ids[%d] is %d, not in 0..%d (the target has %d layers)", path, i,
+                                "%s: target_layer_ids[%d] is %d, not in 0..%d (the target has %d layers)", name, i,
                                 draft->taps[i], target->n_layers - 2, target->n_layers);
     return 0;
 }

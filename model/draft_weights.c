@@ -35,12 +35,12 @@ static void refuse_foreign(struct take *t) {
     for (size_t i = 0; i < t->checkpoint->n_tensors; i++)
         for (size_t k = 0; k < ARRAY_LEN(foreign); k++)
             if (strstr(t->checkpoint->tensors[i].entry->name, foreign[k].part))
-                take_refuse(t, "%s: %s: a drafter with %s is unsupported", t->checkpoint->tensors[i].file->path,
+                take_refuse(t, "%s: %s: a drafter with %s is unsupported", t->checkpoint->tensors[i].file->name,
                             t->checkpoint->tensors[i].entry->name, foreign[k].what);
     if (t->checkpoint->dummy || asprintf(&path, "%s/mask_embedding.pt", t->checkpoint->folder) < 0)
         return;
     if (access(path, F_OK) == 0)
-        take_refuse(t, "%s: a drafter with a mask embedding is unsupported", path);
+        take_refuse(t, "%s: a drafter with a mask embedding is unsupported", report_path(path));
     free(path);
 }
 
@@ -97,7 +97,7 @@ int draft_weights_load(struct checkpoint *checkpoint, const struct draft_config 
     if (r == 0) {
         w.layers = calloc((size_t)config->n_layers, sizeof *w.layers);
         if (!w.layers)
-            r = report_error(report, -ENOMEM, "%s: out of memory", checkpoint->folder);
+            r = report_error(report, -ENOMEM, "%s: out of memory", checkpoint->name);
     }
     if (r == 0) {
         if (!take_has(t, "fc.weight") && take_has(t, "model.fc.weight"))
@@ -110,7 +110,7 @@ int draft_weights_load(struct checkpoint *checkpoint, const struct draft_config 
         w.norm = take_vector(t, TAKE_NEAR_ONE, CUT_NONE, config->hidden, "%snorm.weight", l.prefix);
         for (int i = 0; i < config->n_layers && t->error == 0; i++)
             load_layer(&l, i, &w.layers[i]);
-        take_rest(t, is_skipped);
+        take_finish(t, is_skipped);
         r = t->error;
     }
     take_deinit(t);

@@ -104,7 +104,7 @@ static void load_moe(struct loader *l, int i, struct qwen_layer_weights *w) {
     w->experts = calloc((size_t)c->n_experts, sizeof *w->experts);
     if (!w->experts) {
         if (t->error == 0)
-            t->error = report_error(t->report, -ENOMEM, "%s: out of memory", t->checkpoint->folder);
+            t->error = report_error(t->report, -ENOMEM, "%s: out of memory", t->checkpoint->name);
         return;
     }
     w->router = take_matrix(t, TAKE_MATRIX, CUT_NONE, c->n_experts, c->hidden, "%sgate.weight", p);
@@ -115,7 +115,7 @@ static void load_moe(struct loader *l, int i, struct qwen_layer_weights *w) {
     w->shared_down =
         take_matrix(t, TAKE_PROJ, CUT_COLS, c->hidden, c->shared_width, "%sshared_expert.down_proj.weight", p);
     /* 16-bit checkpoints have the experts fused, FP8 ones apart. */
-    if (!t->checkpoint->dummy && !take_has(t, "%sexperts.0.gate_proj.weight", p)) {
+    if (take_has(t, "%sexperts.gate_up_proj", p) || take_has(t, "%sexperts.down_proj", p)) {
         load_fused_experts(l, p, w);
         return;
     }
@@ -167,12 +167,12 @@ static void load_head(struct loader *l, struct qwen_weights *w) {
     w->final_norm = take_vector(t, TAKE_NEAR_ZERO, CUT_NONE, c->hidden, "%snorm.weight", l->prefix);
     w->tied = !has_head;
     if (w->tied && c->has_tied_key && !c->tied_key)
-        take_refuse(t, "%s: lm_head.weight: missing, but tie_word_embeddings is false", t->checkpoint->folder);
+        take_refuse(t, "%s: lm_head.weight: missing, but tie_word_embeddings is false", t->checkpoint->name);
     if (w->tied && !c->has_tied_key && !c->ambiguous_tied_key)
         take_refuse(t, "%s: lm_head.weight: missing, and config.json does not say tie_word_embeddings",
-                    t->checkpoint->folder);
+                    t->checkpoint->name);
     if (!w->tied && c->tied_key)
-        take_refuse(t, "%s: lm_head.weight: present, but tie_word_embeddings is true", t->checkpoint->folder);
+        take_refuse(t, "%s: lm_head.weight: present, but tie_word_embeddings is true", t->checkpoint->name);
     w->lm_head = w->tied ? w->embed : take_matrix(t, TAKE_MATRIX, CUT_NONE, c->vocab, c->hidden, "lm_head.weight");
 }
 
@@ -186,14 +186,14 @@ int qwen_weights_load(struct checkpoint *checkpoint, const struct qwen_config *c
         w.layers = calloc((size_t)config->n_layers, sizeof *w.layers);
         w.n_layers = config->n_layers;
         if (!w.layers)
-            r = report_error(report, -ENOMEM, "%s: out of memory", checkpoint->folder);
+            r = report_error(report, -ENOMEM, "%s: out of memory", checkpoint->name);
     }
     if (r == 0) {
         check_division(&l);
         load_head(&l, &w);
         for (int i = 0; i < config->n_layers && l.take.error == 0; i++)
             load_layer(&l, i, &w.layers[i]);
-        take_rest(&l.take, is_skipped);
+        take_finish(&l.take, is_skipped);
         w.n_skipped = l.take.n_skipped;
         w.skipped_bytes = l.take.skipped_bytes;
         r = l.take.error;

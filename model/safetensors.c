@@ -299,24 +299,25 @@ static int check_layout(struct parser *p) {
 
 int safetensors_parse(const char *path, const uint8_t *data, size_t n, struct safetensors *ret_table,
                       struct report *report) {
-    struct parser p = {.path = path, .report = report, .file_bytes = n};
+    struct parser p = {.path = report_path(path), .report = report, .file_bytes = n};
     uint64_t header_bytes = 0;
     int r;
 
     if (n < 8)
-        return report_error(report, -EINVAL, "%s: %zu bytes are too short for a safetensors file: truncated?", path, n);
+        return report_error(report, -EINVAL, "%s: %zu bytes are too short for a safetensors file: truncated?", p.path,
+                            n);
     for (int i = 0; i < 8; i++)
         header_bytes |= (uint64_t)data[i] << 8 * i;
     if (header_bytes > SAFETENSORS_HEADER_MAX)
-        return report_error(report, -EINVAL, "%s: header length %" PRIu64 " is above the limit of %d", path,
+        return report_error(report, -EINVAL, "%s: header length %" PRIu64 " is above the limit of %d", p.path,
                             header_bytes, SAFETENSORS_HEADER_MAX);
     if (header_bytes > n - 8)
         return report_error(report, -EINVAL, "%s: header length %" PRIu64 " exceeds the file of %zu bytes: truncated?",
-                            path, header_bytes, n);
+                            p.path, header_bytes, n);
     p.data_offset = 8 + header_bytes;
     p.table.names = malloc((size_t)header_bytes + 1);
     if (!p.table.names)
-        return report_error(report, -ENOMEM, "%s: out of memory for the header", path);
+        return report_error(report, -ENOMEM, "%s: out of memory for the header", p.path);
     json_init(&p.json, (const char *)data + 8, (size_t)header_bytes);
     r = parse_header(&p);
     if (r == 0)

@@ -142,14 +142,15 @@ static int sort_entries(struct parser *p) {
 
 int shard_index_parse(const char *path, const char *text, size_t n, struct shard_index *ret_index,
                       struct report *report) {
-    struct parser p = {.path = path, .report = report};
+    struct parser p = {.path = report_path(path), .report = report};
     int r;
 
     if (n > SHARD_INDEX_BYTES_MAX)
-        return report_error(report, -EINVAL, "%s: %zu bytes are above the limit of %d", path, n, SHARD_INDEX_BYTES_MAX);
+        return report_error(report, -EINVAL, "%s: %zu bytes are above the limit of %d", p.path, n,
+                            SHARD_INDEX_BYTES_MAX);
     p.index.names = malloc(n + 1);
     if (!p.index.names)
-        return report_error(report, -ENOMEM, "%s: out of memory", path);
+        return report_error(report, -ENOMEM, "%s: out of memory", p.path);
     json_init(&p.json, text, n);
     r = parse_index(&p);
     if (r == 0)

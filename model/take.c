@@ -12,7 +12,7 @@ int take_init(struct take *take, struct checkpoint *checkpoint, struct shard_of 
     *take = (struct take){.checkpoint = checkpoint, .shard = shard, .report = report};
     take->taken = calloc(checkpoint->n_tensors + 1, sizeof *take->taken);
     if (!take->taken)
-        return take->error = report_error(report, -ENOMEM, "%s: out of memory", checkpoint->folder);
+        return take->error = report_error(report, -ENOMEM, "%s: out of memory", checkpoint->name);
     return 0;
 }
 
@@ -45,7 +45,7 @@ bool take_has(const struct take *take, const char *format, ...) {
 
 void take_divide(struct take *take, const char *what, int n) {
     if (n % take->shard.size != 0)
-        take_refuse(take, "%s: %s %d cannot be divided among %d ranks", take->checkpoint->folder, what, n,
+        take_refuse(take, "%s: %s %d cannot be divided among %d ranks", take->checkpoint->name, what, n,
                     take->shard.size);
 }
 
@@ -107,45 +107,33 @@ static struct checkpoint_tensor *claim(struct take *take, const char *name, cons
     const struct safetensors_tensor *entry;
     char is[200], wanted[200];
     const void *data;
-    size_t n, bad;
 
     if (take->error != 0)
         return NULL;
     found = checkpoint_find(take->checkpoint, name);
     if (!found) {
-        take_refuse(take, "%s: %s: missing", take->checkpoint->folder, name);
+        take_refuse(take, "%s: %s: missing", take->checkpoint->name, name);
         return NULL;
     }
     entry = found->entry;
     if (entry->n_dims != n_dims || memcmp(entry->dims, dims, (size_t)n_dims * sizeof *dims) != 0) {
-        take_refuse(take, "%s: %s: shape is %s, expected %s", found->file->path, name,
+        take_refuse(take, "%s: %s: shape is %s, expected %s", found->file->name, name,
                     safetensors_shape(entry->dims, entry->n_dims, is, sizeof is),
                     safetensors_shape(dims, n_dims, wanted, sizeof wanted));
         return NULL;
     }
     if (entry->dtype < 0 || !(dtypes >> entry->dtype & 1)) {
-        take_refuse(take, "%s: %s: dtype is %s, expected %s", found->file->path, name, entry->dtype_name, types);
+        take_refuse(take, "%s: %s: dtype is %s, expected %s", found->file->name, name, entry->dtype_name, types);
         return NULL;
     }
     data = checkpoint_data(found);
     if (!data) {
-        take->error = report_error(take->report, -ENOMEM, "%s: %s: out of memory", found->file->path, name);
-        return NULL;
-    }
-    n = entry->bytes / dtype_bytes((enum dtype)entry->dtype);
-    bad = first_bad((enum dtype)entry->dtype, data, n);
-    if (bad < n) {
-        take_refuse(take, "%s: %s: element %zu is NaN or infinite", found->file->path, name, bad);
+        take->error = report_error(take->report, -ENOMEM, "%s: %s: out of memory", found->file->name, name);
         return NULL;
     }
     take->taken[found - take->checkpoint->tensors] = true;
     *ret_data = data;
     return found;
-}
-
-/* "x.weight" -> "x.weight_scale_inv", and the same for names without the suffix. */
-static void scale_name(const char *name, char *out, size_t n_out) {
-    snprintf(out, n_out, "%s_scale_inv", name);
 }
 
 /* The tensor as the file has it: rows and columns are the last two dimensions, those before are stacked. */
@@ -162,7 +150,7 @@ static struct tensor take_whole(struct take *take, enum take_kind kind, const ui
         return (struct tensor){0};
     if (take->checkpoint->dummy)
         return dummy_tensor(take->checkpoint->dummy, kind, n_rows, n_cols, name);
-    scale_name(name, scales, sizeof scales);
+    snprintf(scales, sizeof scales, "%s_scale_inv", name);
     /* The presence of a scale decides: FP8 data without one has no values, other data with one has two. */
     if ((kind != TAKE_PROJ && kind != TAKE_MATRIX) || !checkpoint_find(take->checkpoint, scales)) {
         weight = claim(take, name, dims, n_dims, plain, "BF16, F16 or F32 (or F8_E4M3 with a weight_scale_inv)", &data);
@@ -190,13 +178,13 @@ struct tensor take_share(struct take *take, struct tensor t, enum take_cut cut, 
     if (take->error != 0)
         return (struct tensor){0};
     if (n % take->shard.size != 0) {
-        take_refuse(take, "%s: %s: %d %s cannot be divided among %d ranks", take->checkpoint->folder, name, n,
+        take_refuse(take, "%s: %s: %d %s cannot be divided among %d ranks", take->checkpoint->name, name, n,
                     cut == CUT_COLS ? "columns" : "rows", take->shard.size);
         return (struct tensor){0};
     }
     /* A cut inside a block of scales would need the same scale on both sides at another offset. */
     if (t.scale && (begin % SCALE_BLOCK != 0 || (take->shard.size > 1 && n_share % SCALE_BLOCK != 0))) {
-        take_refuse(take, "%s: %s: FP8 blocks of %d cannot be cut into shares of %d %s", take->checkpoint->folder, name,
+        take_refuse(take, "%s: %s: FP8 blocks of %d cannot be cut into shares of %d %s", take->checkpoint->name, name,
                     SCALE_BLOCK, n_share, cut == CUT_COLS ? "columns" : "rows");
         return (struct tensor){0};
     }
@@ -266,17 +254,27 @@ struct tensor take_stack_at(struct tensor first, int i) {
     return t;
 }
 
-void take_rest(struct take *take, bool (*is_skipped)(const char *name)) {
-    for (size_t i = 0; take->error == 0 && i < take->checkpoint->n_tensors; i++) {
-        const struct checkpoint_tensor *t = &take->checkpoint->tensors[i];
+static void check_finite(struct take *take, struct checkpoint_tensor *t) {
+    enum dtype dtype = (enum dtype)t->entry->dtype;
+    size_t n = t->entry->bytes / dtype_bytes(dtype), bad = first_bad(dtype, checkpoint_data(t), n);
 
+    if (bad < n)
+        take_refuse(take, "%s: %s: element %zu is NaN or infinite", t->file->name, t->entry->name, bad);
+}
+
+void take_finish(struct take *take, bool (*is_skipped)(const char *name)) {
+    struct checkpoint *c = take->checkpoint;
+
+    for (size_t i = 0; take->error == 0 && i < c->n_tensors; i++) {
         if (take->taken[i])
             continue;
-        if (!is_skipped(t->entry->name)) {
-            take_refuse(take, "%s: %s: unexpected tensor", t->file->path, t->entry->name);
-            return;
-        }
+        if (!is_skipped(c->tensors[i].entry->name))
+            take_refuse(take, "%s: %s: unexpected tensor", c->tensors[i].file->name, c->tensors[i].entry->name);
         take->n_skipped++;
-        take->skipped_bytes += t->entry->bytes;
+        take->skipped_bytes += c->tensors[i].entry->bytes;
     }
+    /* Last, since it reads all data: what names and shapes tell is told at once, whatever the size. */
+    for (size_t i = 0; take->error == 0 && i < c->n_tensors; i++)
+        if (take->taken[i])
+            check_finite(take, &c->tensors[i]);
 }

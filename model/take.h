@@ -1,6 +1,6 @@
-/* take: one tensor after another out of a checkpoint: by name, of a given shape, finite, cut to this rank, and ticked
- * off, so that what is left over can be refused. Knows no network. The first refusal sticks and empties all later takes:
- * a loader is a plain list of tensors followed by one look at `error`. */
+/* take: one tensor after another out of a checkpoint: by name, of a given shape and type, cut to this rank, and
+ * ticked off, so that what is left over can be refused. Knows no network. The first refusal sticks and empties all
+ * later takes: a loader is a plain list of tensors followed by one look at `error`. */
 #pragma once
 #include "checkpoint.h"
 
@@ -52,5 +52,6 @@ struct tensor take_stack_at(struct tensor first, int i);
 /* This rank's share of rows [begin, begin + n) or of all columns of a tensor that was taken whole. */
 struct tensor take_share(struct take *take, struct tensor t, enum take_cut cut, int begin, int n, const char *name);
 
-/* Refuses tensors that nobody took and that `is_skipped` does not know; counts the others. */
-void take_rest(struct take *take, bool (*is_skipped)(const char *name));
+/* Refuses tensors that nobody took and that `is_skipped` does not know, and counts the others; then refuses taken ones
+ * with an element that is NaN or infinite. */
+void take_finish(struct take *take, bool (*is_skipped)(const char *name));
