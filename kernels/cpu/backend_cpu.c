@@ -196,4 +196,5 @@ const struct backend backend_cpu = {
 
     .embed = cpu_embed,
     .linear = cpu_linear,
+    .moe = cpu_moe,
 };
