@@ -101,7 +101,8 @@ static int tile_size(int n_valid, int tile) {
     return min_int(SAMPLE_TILE, n_valid - tile * SAMPLE_TILE);
 }
 
-static bool tile_is_finite(const float *logits, int n) {
+/* The two readers of whole rows. Compilers make vector code of them where the size is a constant. */
+static inline bool is_finite_n(const float *logits, int n) {
     int32_t largest = 0;
 
     for (int i = 0; i < n; i++) {
@@ -110,8 +111,7 @@ static bool tile_is_finite(const float *logits, int n) {
     }
     return largest < 0x7f800000;
 }
-
-static int32_t tile_max_key(const float *logits, int n) {
+static inline int32_t max_key_n(const float *logits, int n) {
     int32_t largest = INT32_MIN;
 
     for (int i = 0; i < n; i++) {
@@ -119,6 +119,12 @@ static int32_t tile_max_key(const float *logits, int n) {
         largest = key > largest ? key : largest;
     }
     return largest;
+}
+static bool tile_is_finite(const float *logits, int n) {
+    return n == SAMPLE_TILE ? is_finite_n(logits, SAMPLE_TILE) : is_finite_n(logits, n);
+}
+static int32_t tile_max_key(const float *logits, int n) {
+    return n == SAMPLE_TILE ? max_key_n(logits, SAMPLE_TILE) : max_key_n(logits, n);
 }
 
 static int tile_find(const float *logits, int32_t key) {

@@ -297,7 +297,7 @@ static void top_1_is_greedy(void **state) {
 static uint32_t drawn(struct fixture *f) {
     uint32_t ids = 0;
 
-    for (f->row.position = 0; f->row.position < 400; f->row.position++) {
+    for (f->row.position = 0; f->row.position < 150; f->row.position++) {
         int32_t id = choose(f);
 
         assert_in_range(id, 0, 31);
@@ -368,6 +368,32 @@ static void min_p_is_relative_to_the_best_after_temperature(void **state) {
         f.logits[5] = 100;
         assert_int_equal(drawn(&f), 0x21);
     }
+}
+
+static void min_p_excludes_a_logit_just_below_its_bound(void **state) {
+    int n_below = 0;
+    struct fixture f;
+
+    (void)state;
+    for (int n_valid = 3; n_valid <= 603; n_valid += 600)
+        for (int i = 1; i < 20; i += 2) {
+            float min_p = (float)i / 20, below = (float)log((double)min_p);
+
+            if ((double)below >= log((double)min_p))
+                below = nextafterf(below, -INFINITY);
+            else
+                n_below++; /* the bound itself, rounded, is below the bound */
+            setup(&f, n_valid);
+            for (int id = 0; id < n_valid; id++)
+                f.logits[id] = -5000;
+            f.logits[0] = 0;
+            f.logits[1] = below;
+            f.logits[2] = nextafterf(below, INFINITY);
+            f.ctl.sample.temperature = 1;
+            f.ctl.sample.min_p = min_p;
+            assert_int_equal(drawn(&f), 0x5);
+        }
+    assert_true(n_below > 2);
 }
 
 /* ---- bias and penalties ------------------------------------------------------------------------------------------ */
@@ -510,6 +536,9 @@ static void bias_can_ban_ids_but_not_all(void **state) {
         f.ctl.sample.repetition = 2;
         f.counts[SLOT * VOCAB_MAX + 1] = 1;
         add_bias(&f, 1, -INFINITY);
+        f.ctl.sample.repetition = 0; /* absurd: -INFINITY * 0 */
+        assert_int_not_equal(choose(&f), 1);
+        f.ctl.sample.repetition = 2;
         for (f.row.position = 0; f.row.position < 100; f.row.position++)
             assert_int_not_equal(choose(&f), 1);
         add_bias(&f, 0, -INFINITY);
@@ -608,7 +637,7 @@ static double chi_square_limit(int df) {
 
 /* Draws along positions, or along seeds, against the probabilities of the model. */
 static void expect_distribution(struct fixture *f, bool along_seeds) {
-    enum { DRAWS = 5000 };
+    enum { DRAWS = 3000 };
     static struct candidate c[VOCAB_MAX];
     static int n_seen[VOCAB_MAX];
     double mass, chi_square = 0, rest = 0;
@@ -679,6 +708,7 @@ int main(void) {
         cmocka_unit_test(top_p_keeps_the_smallest_prefix_that_reaches_it),
         cmocka_unit_test(top_p_comes_after_top_k_and_before_min_p),
         cmocka_unit_test(min_p_is_relative_to_the_best_after_temperature),
+        cmocka_unit_test(min_p_excludes_a_logit_just_below_its_bound),
         cmocka_unit_test(penalties_act_on_what_was_seen),
         cmocka_unit_test(repetition_pushes_negative_logits_down),
         cmocka_unit_test(drafts_before_the_row_count_as_generated),
