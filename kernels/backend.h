@@ -242,7 +242,7 @@ struct linear_args {
     float eps;
     int n_outs; /* 1 or 2 */
     struct linear_out out[2];
-    bool aux; /* may run beside the ops that follow, up to program_join */
+    bool aux; /* may run beside the ops that follow, up to program_join; x is then kept by the backend: it may change */
 };
 
 /* Gated delta net of one layer: causal conv + SiLU, q/k l2 norm, gates, recurrence, gated norm (qwen3_5 spec 3.4).
