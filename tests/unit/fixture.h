@@ -19,7 +19,7 @@ struct fixture_tensor {
 };
 
 struct fixture {
-    char folder[64];
+    char folder[240];
     struct fixture_tensor *tensors; /* [n_tensors] of the file being made */
     int n_tensors, n_tensors_max;
 };
