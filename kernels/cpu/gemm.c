@@ -1,5 +1,5 @@
 /* gemm: rows of f32 times packed weights. Packs the rows once, shares the panels out to the workers, and lets each product
- * leave through an `emit` function on the worker that computed it, so that an epilogue reads registers-warm data. The
+ * leave through an `emit` function on the worker that computed it, so that an epilogue reads data that is still in cache. The
  * kernels live in gemm_plain.c, gemm_avx2.c and gemm_avx512.c. */
 #include "gemm.h"
 

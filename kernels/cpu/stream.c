@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 enum {
-    ITEMS_MAX = 4096, /* per stream; about 200 copies per step were the most seen in design */
+    ITEMS_MAX = 4096, /* per stream; far more than a step queues, little memory */
     STREAMS_MAX = 64,
     COPY_SLICE = 256 * 1024, /* a long copy gives way to other streams of its thread this often */
     DELAY_US_MAX = 1000,

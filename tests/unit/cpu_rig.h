@@ -101,6 +101,22 @@ static inline struct weight *rig_pack(struct rig *rig, const struct matrix *m, i
     return weight;
 }
 
+/* WEIGHT_GATE_UP: m holds, expert after expert, the gate rows and then the up rows. */
+static inline struct weight *rig_pack_gate_up(struct rig *rig, const struct matrix *m, int n_stack) {
+    struct weight_part *parts = calloc(2 * (size_t)n_stack, sizeof *parts);
+    struct weight_desc desc = {WEIGHT_GATE_UP, m->n_cols, n_stack, 2, parts};
+    struct weight *weight = NULL;
+
+    for (int i = 0; i < 2 * n_stack; i++) {
+        parts[i] = matrix_part(m);
+        parts[i].n_rows = m->n_rows / n_stack / 2;
+        parts[i].data = (char *)m->raw + (size_t)i * (size_t)parts[i].n_rows * parts[i].row_bytes;
+    }
+    assert_int_equal(backend_cpu.weight_pack(rig->device, &desc, &weight), 0);
+    free(parts);
+    return weight;
+}
+
 struct rig_gemm_call {
     struct device *device;
     const struct weight *weight;
@@ -125,4 +141,42 @@ static inline void rig_gemm(struct rig *rig, const struct weight *weight, int st
     struct rig_gemm_call call = {rig->device, weight, stack_idx, x, x_stride, n_rows, y, y_stride};
 
     cpu_queue_call(rig->device->queue, rig_gemm_run, &call);
+}
+
+/* A batch of one seg whose rows count from 0; all its arrays in one block. */
+static inline struct batch rig_batch(int n_rows_max) {
+    size_t n = (size_t)n_rows_max;
+    int32_t *ints = calloc(8 + 3 * n, sizeof *ints);
+
+    ints[0] = 1;
+    ints[1] = n_rows_max;
+    return (struct batch){.n_segs_max = 1,
+                          .n_rows_max = n_rows_max,
+                          .n_outs_max = n_rows_max,
+                          .n_segs = ints,
+                          .n_rows = ints + 1,
+                          .n_outs = ints + 2,
+                          .seg_row = ints + 3,
+                          .seg_slot = ints + 5,
+                          .seg_pos = ints + 6,
+                          .seg_flags = ints + 7,
+                          .row_token = ints + 8,
+                          .row_seg = ints + 8 + n,
+                          .out_row = ints + 8 + 2 * n};
+}
+
+static inline void rig_batch_free(struct batch *batch) {
+    free(batch->n_segs);
+}
+
+static inline struct program *rig_begin(struct rig *rig) {
+    struct program *program;
+
+    assert_int_equal(backend_cpu.program_begin(rig->device, &program), 0);
+    return program;
+}
+
+static inline void rig_run(struct rig *rig, struct program *program) {
+    assert_int_equal(backend_cpu.program_run(rig->stream, program), 0);
+    assert_int_equal(backend_stream_wait(&backend_cpu, rig->stream), 0);
 }

@@ -137,10 +137,10 @@ static void peak_share(void *arg, int worker, int n) {
 #endif
 }
 
-/* 0 where there is no such loop. */
+/* One sample; 0 where there is no such loop. */
 static double peak_gflops(const char *isa, int n_threads) {
     static struct peak_loop loop;
-    double samples[5], flops = (double)n_threads * PEAK_STEPS;
+    double flops = (double)n_threads * PEAK_STEPS;
 
     if (strcmp(isa, "avx2") == 0)
         flops *= 12 * 8 * 2;
@@ -149,9 +149,7 @@ static double peak_gflops(const char *isa, int n_threads) {
     else
         return 0;
     loop.isa = isa;
-    for (int i = 0; i < 5; i++)
-        samples[i] = crew_seconds(&(struct crew){n_threads, peak_share, &loop});
-    return flops / bench_median(samples, 5) * 1e-9;
+    return flops / crew_seconds(&(struct crew){n_threads, peak_share, &loop}) * 1e-9;
 }
 
 /* ---- one device, one shape ---------------------------------------------------------------------------------------- */
@@ -239,11 +237,18 @@ static double time_rows(struct bench *bench, struct program *program, int n_rows
     return (bench_now() - t) / bench->n_weights;
 }
 
+static void print_flops(double flops, double seconds, double peak) {
+    printf(" %7.1f GFLOP/s", flops / seconds * 1e-9);
+    if (peak > 0)
+        printf(" %4.2f of %5.1f", flops / seconds * 1e-9 / peak, peak);
+}
+
 static int bench_shape(struct bench *bench, const struct shape *shape, const struct bench_options *options,
-                       struct read_loop *loop, double peak) {
-    static double read_s[REPEATS_MAX], one_s[REPEATS_MAX], block_s[REPEATS_MAX], many_s[REPEATS_MAX];
+                       struct read_loop *loop, const char *isa) {
+    static double read_s[REPEATS_MAX], one_s[REPEATS_MAX], block_s[REPEATS_MAX], block_peak[REPEATS_MAX];
+    static double many_s[REPEATS_MAX], many_peak[REPEATS_MAX];
     double bytes = (double)shape->n * shape->k * 2, read, one, block;
-    int n_threads = bench->backend->caps(bench->device)->n_threads, n_many = min_int(options->n_repeats, 3);
+    int n_threads = bench->backend->caps(bench->device)->n_threads, n = options->n_repeats;
     struct program *program = NULL;
     int r;
 
@@ -251,10 +256,11 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
     r = pack_copies(bench, shape);
     if (r == 0)
         r = record(bench, shape, &program);
-    for (int i = 0; r == 0 && i < options->n_repeats; i++) { /* side by side, so that all see the same machine */
+    for (int i = 0; r == 0 && i < n; i++) { /* side by side, so that all see the same machine */
         read_s[i] = crew_seconds(&(struct crew){n_threads, read_share, loop});
         one_s[i] = time_rows(bench, program, 1);
         block_s[i] = time_rows(bench, program, 16);
+        block_peak[i] = peak_gflops(isa, n_threads);
     }
     while (bench->n_weights > 1 && r == 0) /* arithmetic decides here: one copy is enough */
         bench->backend->weight_free(bench->device, bench->weights[--bench->n_weights]);
@@ -262,8 +268,12 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
     program = NULL;
     if (r == 0)
         r = record(bench, shape, &program);
-    for (int i = 0; r == 0 && i < n_many; i++)
+    for (int i = 0; r == 0 && i < n; i++) {
         many_s[i] = time_rows(bench, program, ROWS_MAX);
+        many_peak[i] = peak_gflops(isa, n_threads);
+        if (shape->n > 100000 && i >= 2)
+            n = i + 1; /* a second each */
+    }
     bench->backend->program_free(program);
     while (bench->n_weights > 0)
         bench->backend->weight_free(bench->device, bench->weights[--bench->n_weights]);
@@ -273,11 +283,11 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
     read = (double)READ_BYTES / bench_median(read_s, options->n_repeats);
     one = bench_median(one_s, options->n_repeats);
     block = bench_median(block_s, options->n_repeats);
-    printf("%-10s %6d x %-4d | %8.1f us %6.2f GB/s %5.2f of %5.2f | %8.1f us %5.2fx %7.1f GFLOP/s | %7.1f GFLOP/s",
-           shape->name, shape->n, shape->k, one * 1e6, bytes / one * 1e-9, bytes / one / read, read * 1e-9, block * 1e6,
-           block / one, bytes * 16 / block * 1e-9, bytes * ROWS_MAX / bench_median(many_s, n_many) * 1e-9);
-    if (peak > 0)
-        printf(" %5.2f of peak", bytes * ROWS_MAX / bench_median(many_s, n_many) * 1e-9 / peak);
+    printf("%-8s %6d x %-4d | %8.1f us %5.1f GB/s %4.2f of %4.1f | %8.1f us %4.2fx", shape->name, shape->n, shape->k,
+           one * 1e6, bytes / one * 1e-9, bytes / one / read, read * 1e-9, block * 1e6, block / one);
+    print_flops(bytes * 16, block, bench_median(block_peak, options->n_repeats));
+    printf(" |");
+    print_flops(bytes * ROWS_MAX, bench_median(many_s, n), bench_median(many_peak, n));
     printf("\n");
     fflush(stdout);
     return 0;
@@ -287,7 +297,6 @@ static int bench_isa(const char *isa, const struct bench_options *options, struc
     struct bench bench = {.backend = backend_find("cpu")};
     struct backend_options device_options = {.numeric = NUMERIC_FAST, .n_threads = options->n_threads, .isa = isa};
     static int32_t ints[BATCH_INTS];
-    double peak;
     int r = bench.backend->open(&device_options, &bench.device);
 
     if (r == -ENOTSUP && options->isa == NULL) {
@@ -312,15 +321,13 @@ static int bench_isa(const char *isa, const struct bench_options *options, struc
     if (r == 0) {
         const struct backend_caps *caps = bench.backend->caps(bench.device);
 
-        peak = peak_gflops(isa, caps->n_threads);
-        printf("%s, %d threads", caps->kernel_path, caps->n_threads);
-        if (peak > 0)
-            printf(", multiply-add peak %.1f GFLOP/s", peak);
-        printf("\nshape           N x K    | M = 1, GB/s of weights, share of read loop      | M = 16 (x of M = 1)"
-               "                 | M = %d\n",
-               ROWS_MAX);
+        printf(
+            "%s, %d threads; shares are of a plain read loop and of multiply-adds on registers\n"
+            "shape        N x K    | M = 1                               | M = 16                                     "
+            "     | M = %d\n",
+            caps->kernel_path, caps->n_threads, ROWS_MAX);
         for (size_t i = 0; r == 0 && i < ARRAY_LEN(shapes); i++)
-            r = bench_shape(&bench, &shapes[i], options, loop, peak);
+            r = bench_shape(&bench, &shapes[i], options, loop, isa);
         bench.backend->stream_close(bench.stream);
     }
     bench.backend->close(bench.device);
