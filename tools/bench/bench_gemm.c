@@ -1,0 +1,361 @@
+/* bench_gemm: the matrix op of the CPU backend at the layer shapes of Qwen3.5-0.8B. Ceilings, measured in the same run:
+ * a plain read loop over a large buffer for M = 1, a loop of multiply-adds on registers for M = 256. Each shape has enough
+ * copies of its weight that none is still in cache when its turn comes again. */
+#include "bench.h"
+
+#include "backend.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+    READ_BYTES = 1 << 30,
+    STREAM_BYTES = 256 << 20, /* weights per shape at least */
+    PEAK_STEPS = 4000000,
+    ROWS_MAX = 256,
+    COPIES_MAX = 256,
+    REPEATS_MAX = 1000,
+    THREADS_MAX = 1024,
+};
+
+/* ---- ceilings ---------------------------------------------------------------------------------------------------- */
+
+struct crew {
+    int n;
+    void (*fn)(void *arg, int worker, int n);
+    void *arg;
+};
+
+struct crew_member {
+    const struct crew *crew;
+    int idx;
+    pthread_t thread;
+};
+
+static void *crew_main(void *arg) {
+    struct crew_member *member = arg;
+
+    member->crew->fn(member->crew->arg, member->idx, member->crew->n);
+    return NULL;
+}
+
+static double crew_seconds(const struct crew *crew) { /* thread start is noise beside 50 ms and more */
+    static struct crew_member members[THREADS_MAX];
+    double t = bench_now();
+
+    for (int i = 0; i < crew->n; i++) {
+        members[i] = (struct crew_member){.crew = crew, .idx = i};
+        pthread_create(&members[i].thread, NULL, crew_main, &members[i]);
+    }
+    for (int i = 0; i < crew->n; i++)
+        pthread_join(members[i].thread, NULL);
+    return bench_now() - t;
+}
+
+struct read_loop {
+    const uint64_t *words;
+    size_t n_words;
+    uint64_t sums[THREADS_MAX];
+};
+
+static void read_share(void *arg, int worker, int n) {
+    struct read_loop *loop = arg;
+    size_t begin = loop->n_words * (size_t)worker / (size_t)n / 32 * 32;
+    size_t end = loop->n_words * (size_t)(worker + 1) / (size_t)n / 32 * 32;
+    uint64_t sum[32] = {0};
+
+    for (size_t i = begin; i < end; i += 32)
+        for (int j = 0; j < 32; j++)
+            sum[j] ^= loop->words[i + (size_t)j];
+    for (int j = 1; j < 32; j++)
+        sum[0] ^= sum[j];
+    loop->sums[worker] = sum[0];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) static float peak_avx2(void) {
+    __m256 sum[12], a = _mm256_set1_ps(1.0000001f), b = _mm256_set1_ps(1e-9f);
+    float out[8];
+
+    for (int i = 0; i < 12; i++)
+        sum[i] = _mm256_set1_ps((float)i);
+    for (int step = 0; step < PEAK_STEPS; step++)
+#if defined(__clang__)
+#pragma clang loop unroll(full)
+#else
+#pragma GCC unroll 12
+#endif
+        for (int i = 0; i < 12; i++)
+            sum[i] = _mm256_fmadd_ps(sum[i], a, b);
+    for (int i = 1; i < 12; i++)
+        sum[0] = _mm256_add_ps(sum[0], sum[i]);
+    _mm256_storeu_ps(out, sum[0]);
+    return out[0];
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static float peak_avx512bf16(void) {
+    __m512 sum[16];
+    __m512bh a = (__m512bh)_mm512_set1_epi32(0x3f803f80), b = (__m512bh)_mm512_set1_epi32(0x30003000);
+    float out[16];
+
+    for (int i = 0; i < 16; i++)
+        sum[i] = _mm512_set1_ps((float)i);
+    for (int step = 0; step < PEAK_STEPS; step++)
+#if defined(__clang__)
+#pragma clang loop unroll(full)
+#else
+#pragma GCC unroll 16
+#endif
+        for (int i = 0; i < 16; i++)
+            sum[i] = _mm512_dpbf16_ps(sum[i], a, b);
+    for (int i = 1; i < 16; i++)
+        sum[0] = _mm512_add_ps(sum[0], sum[i]);
+    _mm512_storeu_ps(out, sum[0]);
+    return out[0];
+}
+#endif
+
+struct peak_loop {
+    const char *isa;
+    float sums[THREADS_MAX];
+};
+
+static void peak_share(void *arg, int worker, int n) {
+    struct peak_loop *loop = arg;
+
+    (void)n;
+#if defined(__x86_64__)
+    loop->sums[worker] = strcmp(loop->isa, "avx2") == 0 ? peak_avx2() : peak_avx512bf16();
+#else
+    loop->sums[worker] = 0;
+#endif
+}
+
+/* 0 where there is no such loop. */
+static double peak_gflops(const char *isa, int n_threads) {
+    static struct peak_loop loop;
+    double samples[5], flops = (double)n_threads * PEAK_STEPS;
+
+    if (strcmp(isa, "avx2") == 0)
+        flops *= 12 * 8 * 2;
+    else if (strcmp(isa, "avx512bf16") == 0)
+        flops *= 16 * 32 * 2;
+    else
+        return 0;
+    loop.isa = isa;
+    for (int i = 0; i < 5; i++)
+        samples[i] = crew_seconds(&(struct crew){n_threads, peak_share, &loop});
+    return flops / bench_median(samples, 5) * 1e-9;
+}
+
+/* ---- one device, one shape ---------------------------------------------------------------------------------------- */
+
+struct shape {
+    const char *name;
+    int n, k;
+    enum linear_epilogue epilogue;
+    bool has_norm;
+};
+
+static const struct shape shapes[] = {
+    {"in_proj", 8192, 1024, LINEAR_STORE, true},       {"out_proj", 1024, 2048, LINEAR_ADD, false},
+    {"gate_up", 7168, 1024, LINEAR_SWIGLU, true},      {"down", 1024, 3584, LINEAR_ADD, false},
+    {"lm_head", 248320, 1024, LINEAR_STORE_F32, true},
+};
+
+struct bench {
+    const struct backend *backend;
+    struct device *device;
+    struct stream *stream;
+    struct batch batch;
+    float *x, *y, *norm;
+    struct weight *weights[COPIES_MAX];
+    int n_weights;
+};
+
+enum { BATCH_INTS = 16 };
+
+/* The same data in every copy: only where it lies matters. */
+static int pack_copies(struct bench *bench, const struct shape *shape) {
+    size_t bytes = (size_t)shape->n * (size_t)shape->k * 2;
+    int n_copies = (int)min_int(COPIES_MAX, (int)div_ceil(STREAM_BYTES, bytes)), r = 0;
+    uint16_t *data = malloc(bytes);
+    bool is_pair = shape->epilogue == LINEAR_SWIGLU;
+    int n_rows = is_pair ? shape->n / 2 : shape->n;
+    struct weight_part parts[2];
+    struct weight_desc desc = {is_pair ? WEIGHT_GATE_UP : WEIGHT_ROWS, shape->k, 1, is_pair ? 2 : 1, parts};
+
+    if (data == NULL)
+        return -ENOMEM;
+    for (size_t i = 0; i < bytes / 2; i++)
+        data[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 16) % 256 + (i % 2) * 0x8000);
+    for (int i = 0; i < 2; i++)
+        parts[i] = (struct weight_part){.data = data + (size_t)i * (size_t)n_rows * (size_t)shape->k % (bytes / 2),
+                                        .dtype = DTYPE_BF16,
+                                        .n_rows = n_rows,
+                                        .row_bytes = (size_t)shape->k * 2};
+    for (bench->n_weights = 0; r == 0 && bench->n_weights < n_copies; bench->n_weights += r == 0)
+        r = bench->backend->weight_pack(bench->device, &desc, &bench->weights[bench->n_weights]);
+    free(data);
+    return r;
+}
+
+static int record(struct bench *bench, const struct shape *shape, struct program **ret_program) {
+    const struct backend *backend = bench->backend;
+    struct program *program;
+    int n_out = shape->epilogue == LINEAR_SWIGLU ? shape->n / 2 : shape->n;
+    int r = backend->program_begin(bench->device, &program);
+
+    for (int i = 0; r == 0 && i < bench->n_weights; i++)
+        r = backend->linear(program, &(struct linear_args){
+                                         .batch = &bench->batch,
+                                         .x = bench->x,
+                                         .x_stride = shape->k,
+                                         .norm = shape->has_norm ? bench->norm : NULL,
+                                         .eps = 1e-6f,
+                                         .n_outs = 1,
+                                         .out = {{bench->weights[i], NULL, shape->epilogue, bench->y, n_out}},
+                                     });
+    if (r == 0)
+        r = backend->program_end(program);
+    *ret_program = program;
+    return r;
+}
+
+/* Seconds per op. */
+static double time_rows(struct bench *bench, struct program *program, int n_rows) {
+    double t;
+
+    *bench->batch.n_rows = n_rows;
+    t = bench_now();
+    bench->backend->program_run(bench->stream, program);
+    backend_stream_wait(bench->backend, bench->stream);
+    return (bench_now() - t) / bench->n_weights;
+}
+
+static int bench_shape(struct bench *bench, const struct shape *shape, const struct bench_options *options,
+                       struct read_loop *loop, double peak) {
+    static double read_s[REPEATS_MAX], one_s[REPEATS_MAX], block_s[REPEATS_MAX], many_s[REPEATS_MAX];
+    double bytes = (double)shape->n * shape->k * 2, read, one, block;
+    int n_threads = bench->backend->caps(bench->device)->n_threads, n_many = min_int(options->n_repeats, 3);
+    struct program *program = NULL;
+    int r;
+
+    memset(bench->y, 0, (size_t)ROWS_MAX * 248320 * sizeof *bench->y);
+    r = pack_copies(bench, shape);
+    if (r == 0)
+        r = record(bench, shape, &program);
+    for (int i = 0; r == 0 && i < options->n_repeats; i++) { /* side by side, so that all see the same machine */
+        read_s[i] = crew_seconds(&(struct crew){n_threads, read_share, loop});
+        one_s[i] = time_rows(bench, program, 1);
+        block_s[i] = time_rows(bench, program, 16);
+    }
+    while (bench->n_weights > 1 && r == 0) /* arithmetic decides here: one copy is enough */
+        bench->backend->weight_free(bench->device, bench->weights[--bench->n_weights]);
+    bench->backend->program_free(program);
+    program = NULL;
+    if (r == 0)
+        r = record(bench, shape, &program);
+    for (int i = 0; r == 0 && i < n_many; i++)
+        many_s[i] = time_rows(bench, program, ROWS_MAX);
+    bench->backend->program_free(program);
+    while (bench->n_weights > 0)
+        bench->backend->weight_free(bench->device, bench->weights[--bench->n_weights]);
+    if (r < 0)
+        return r;
+
+    read = (double)READ_BYTES / bench_median(read_s, options->n_repeats);
+    one = bench_median(one_s, options->n_repeats);
+    block = bench_median(block_s, options->n_repeats);
+    printf("%-10s %6d x %-4d | %8.1f us %6.2f GB/s %5.2f of %5.2f | %8.1f us %5.2fx %7.1f GFLOP/s | %7.1f GFLOP/s",
+           shape->name, shape->n, shape->k, one * 1e6, bytes / one * 1e-9, bytes / one / read, read * 1e-9, block * 1e6,
+           block / one, bytes * 16 / block * 1e-9, bytes * ROWS_MAX / bench_median(many_s, n_many) * 1e-9);
+    if (peak > 0)
+        printf(" %5.2f of peak", bytes * ROWS_MAX / bench_median(many_s, n_many) * 1e-9 / peak);
+    printf("\n");
+    fflush(stdout);
+    return 0;
+}
+
+static int bench_isa(const char *isa, const struct bench_options *options, struct read_loop *loop) {
+    struct bench bench = {.backend = backend_find("cpu")};
+    struct backend_options device_options = {.numeric = NUMERIC_FAST, .n_threads = options->n_threads, .isa = isa};
+    static int32_t ints[BATCH_INTS];
+    double peak;
+    int r = bench.backend->open(&device_options, &bench.device);
+
+    if (r == -ENOTSUP && options->isa == NULL) {
+        printf("%s: not on this CPU\n", isa);
+        return 0;
+    }
+    if (r < 0)
+        return r;
+    ints[0] = 1;
+    bench.batch = (struct batch){
+        .n_segs_max = 1, .n_rows_max = ROWS_MAX, .n_segs = &ints[0], .n_rows = &ints[1], .n_outs = &ints[2]};
+    bench.x = calloc((size_t)ROWS_MAX * 4096, sizeof *bench.x);
+    bench.y = calloc((size_t)ROWS_MAX * 248320, sizeof *bench.y);
+    bench.norm = calloc(4096, sizeof *bench.norm);
+    r = bench.x == NULL || bench.y == NULL || bench.norm == NULL ? -ENOMEM : 0;
+    for (int i = 0; r == 0 && i < ROWS_MAX * 4096; i++)
+        bench.x[i] = (float)(i * 2654435761u >> 16) / 65536.0f - 0.5f;
+    for (int i = 0; r == 0 && i < 4096; i++)
+        bench.norm[i] = 1;
+    if (r == 0)
+        r = bench.backend->stream_open(bench.device, STREAM_COMPUTE, &bench.stream);
+    if (r == 0) {
+        const struct backend_caps *caps = bench.backend->caps(bench.device);
+
+        peak = peak_gflops(isa, caps->n_threads);
+        printf("%s, %d threads", caps->kernel_path, caps->n_threads);
+        if (peak > 0)
+            printf(", multiply-add peak %.1f GFLOP/s", peak);
+        printf("\nshape           N x K    | M = 1, GB/s of weights, share of read loop      | M = 16 (x of M = 1)"
+               "                 | M = %d\n",
+               ROWS_MAX);
+        for (size_t i = 0; r == 0 && i < ARRAY_LEN(shapes); i++)
+            r = bench_shape(&bench, &shapes[i], options, loop, peak);
+        bench.backend->stream_close(bench.stream);
+    }
+    bench.backend->close(bench.device);
+    free(bench.x);
+    free(bench.y);
+    free(bench.norm);
+    return r;
+}
+
+static int run(const struct bench_options *options) {
+    static const char *const isas[] = {"scalar", "avx2", "avx512bf16"};
+    static struct read_loop loop;
+    uint64_t *words = NULL;
+    const struct backend *backend = backend_find("cpu");
+    struct device *device;
+    int r = backend->open(&(struct backend_options){.n_threads = 1}, &device);
+
+    if (r < 0)
+        return r;
+    r = backend->mem_alloc(device, MEM_DEVICE, READ_BYTES, (void **)&words); /* on large pages, as weights are */
+    for (size_t i = 0; r == 0 && i < READ_BYTES / 8; i++)
+        words[i] = i;
+    loop.words = words;
+    loop.n_words = READ_BYTES / 8;
+    if (r == 0 && options->isa != NULL)
+        r = bench_isa(options->isa, options, &loop);
+    for (size_t i = 0; r == 0 && options->isa == NULL && i < ARRAY_LEN(isas); i++)
+        r = bench_isa(isas[i], options, &loop);
+    backend->mem_free(device, MEM_DEVICE, words, READ_BYTES);
+    backend->close(device);
+    return r;
+}
+
+const struct bench_group bench_gemm = {
+    .name = "gemm",
+    .summary = "matrix op at the layer shapes of Qwen3.5-0.8B: M = 1, 16, 256",
+    .run = run,
+};
