@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include "base.h"
-#include "config.h"
+#include "weights.h"
 #include "report.h"
 
 struct fixture_tensor {
@@ -58,5 +58,10 @@ struct fixture_style {
 /* Every tensor that such a network has, filled by position. */
 void fixture_add_target(struct fixture *f, const struct qwen_config *config, const struct fixture_style *style);
 
+/* A small network of two layers that two ranks can share, with widths that are no multiples of 128. */
+struct qwen_config fixture_odd_config(bool moe);
+
+/* Same shape, same values. */
+void assert_same_tensor(const struct tensor *a, const struct tensor *b);
 /* The report is one line that has every one of the NULL-terminated parts. */
 void assert_report(const struct report *report, ...);

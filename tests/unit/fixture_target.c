@@ -106,3 +106,41 @@ void fixture_add_target(struct fixture *f, const struct qwen_config *c, const st
             add_mlp(&w, c->intermediate, c->hidden, "mlp.");
     }
 }
+
+struct qwen_config fixture_odd_config(bool moe) {
+    struct qwen_config c = {.vocab = 777,
+                            .hidden = 192,
+                            .n_layers = 2,
+                            .layers = {LAYER_LINEAR, LAYER_FULL},
+                            .intermediate = moe ? 0 : 320,
+                            .n_heads = 6,
+                            .n_kv_heads = 2,
+                            .head_dim = 256,
+                            .rotary_dim = 64,
+                            .rope_theta = 1e7,
+                            .has_attn_gate = true,
+                            .gdn_k_heads = 2,
+                            .gdn_v_heads = 6,
+                            .gdn_head_dim_k = 128,
+                            .gdn_head_dim_v = 128,
+                            .conv_taps = 4,
+                            .rms_eps = 1e-6};
+
+    if (moe) {
+        c.n_experts = 3;
+        c.top_k = 2;
+        c.moe_width = 64;
+        c.shared_width = 192;
+    }
+    return c;
+}
+
+void assert_same_tensor(const struct tensor *a, const struct tensor *b) {
+    assert_int_equal(a->n_rows, b->n_rows);
+    assert_int_equal(a->n_cols, b->n_cols);
+    for (int row = 0; row < a->n_rows; row++)
+        for (int col = 0; col < a->n_cols; col++)
+            if (tensor_at(a, row, col) != tensor_at(b, row, col))
+                fail_msg("[%d, %d]: %g and %g", row, col, (double)tensor_at(a, row, col),
+                         (double)tensor_at(b, row, col));
+}

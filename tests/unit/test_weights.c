@@ -313,44 +313,6 @@ static void values_that_are_not_finite_are_refused(void **state) {
 
 /* ---- ways of storing one network ------------------------------------------------------------------------------------ */
 
-static struct qwen_config odd_config(bool moe) {
-    struct qwen_config c = {.vocab = 777,
-                            .hidden = 192,
-                            .n_layers = 2,
-                            .layers = {LAYER_LINEAR, LAYER_FULL},
-                            .intermediate = moe ? 0 : 320,
-                            .n_heads = 6,
-                            .n_kv_heads = 2,
-                            .head_dim = 256,
-                            .rotary_dim = 64,
-                            .rope_theta = 1e7,
-                            .has_attn_gate = true,
-                            .gdn_k_heads = 2,
-                            .gdn_v_heads = 6,
-                            .gdn_head_dim_k = 128,
-                            .gdn_head_dim_v = 128,
-                            .conv_taps = 4,
-                            .rms_eps = 1e-6};
-
-    if (moe) {
-        c.n_experts = 3;
-        c.top_k = 2;
-        c.moe_width = 64;
-        c.shared_width = 192;
-    }
-    return c;
-}
-
-static void expect_same(const struct tensor *a, const struct tensor *b) {
-    assert_int_equal(a->n_rows, b->n_rows);
-    assert_int_equal(a->n_cols, b->n_cols);
-    for (int row = 0; row < a->n_rows; row++)
-        for (int col = 0; col < a->n_cols; col++)
-            if (tensor_at(a, row, col) != tensor_at(b, row, col))
-                fail_msg("[%d, %d]: %g and %g", row, col, (double)tensor_at(a, row, col),
-                         (double)tensor_at(b, row, col));
-}
-
 struct loaded {
     struct fixture f;
     struct checkpoint *checkpoint;
@@ -376,18 +338,18 @@ static void discard(struct loaded *l) {
 
 static void element_types_hold_the_same_values(void **state) {
     static const char *const dtypes[] = {"F32", "BF16", "F16"};
-    struct qwen_config config = odd_config(false);
+    struct qwen_config config = fixture_odd_config(false);
     struct loaded loaded[3];
 
     (void)state;
     for (int i = 0; i < 3; i++)
         store(&loaded[i], &config, (struct fixture_style){.dtype = dtypes[i]});
     for (int i = 1; i < 3; i++) {
-        expect_same(&loaded[0].w.lm_head, &loaded[i].w.lm_head);
-        expect_same(&loaded[0].w.layers[0].in_qkv[1], &loaded[i].w.layers[0].in_qkv[1]);
-        expect_same(&loaded[0].w.layers[0].conv, &loaded[i].w.layers[0].conv);
-        expect_same(&loaded[0].w.layers[0].a_log, &loaded[i].w.layers[0].a_log);
-        expect_same(&loaded[0].w.layers[1].q, &loaded[i].w.layers[1].q);
+        assert_same_tensor(&loaded[0].w.lm_head, &loaded[i].w.lm_head);
+        assert_same_tensor(&loaded[0].w.layers[0].in_qkv[1], &loaded[i].w.layers[0].in_qkv[1]);
+        assert_same_tensor(&loaded[0].w.layers[0].conv, &loaded[i].w.layers[0].conv);
+        assert_same_tensor(&loaded[0].w.layers[0].a_log, &loaded[i].w.layers[0].a_log);
+        assert_same_tensor(&loaded[0].w.layers[1].q, &loaded[i].w.layers[1].q);
     }
     assert_false(loaded[0].w.tied);
     for (int i = 0; i < 3; i++)
@@ -396,7 +358,7 @@ static void element_types_hold_the_same_values(void **state) {
 
 /* 192 columns and 320 rows: the last block is cut short in both directions. */
 static void ragged_fp8_blocks_take_their_scales(void **state) {
-    struct qwen_config config = odd_config(false);
+    struct qwen_config config = fixture_odd_config(false);
     struct loaded f32, bf16;
 
     (void)state;
@@ -417,8 +379,8 @@ static void ragged_fp8_blocks_take_their_scales(void **state) {
                 assert_true(tensor_at(gate, row, col) == e4m3_to_f32(q->data[row * 192 + col]) * scale);
             }
     }
-    expect_same(&f32.w.layers[0].down, &bf16.w.layers[0].down);
-    expect_same(&f32.w.layers[0].in_qkv[2], &bf16.w.layers[0].in_qkv[2]);
+    assert_same_tensor(&f32.w.layers[0].down, &bf16.w.layers[0].down);
+    assert_same_tensor(&f32.w.layers[0].in_qkv[2], &bf16.w.layers[0].in_qkv[2]);
     assert_null(f32.w.layers[0].in_b.scale);
     discard(&f32);
     discard(&bf16);
@@ -426,7 +388,7 @@ static void ragged_fp8_blocks_take_their_scales(void **state) {
 
 /* The fused tensors cut by hand are the tensors apart. */
 static void fused_and_separate_experts_are_the_same(void **state) {
-    struct qwen_config config = odd_config(true);
+    struct qwen_config config = fixture_odd_config(true);
 
     (void)state;
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -465,9 +427,9 @@ static void fused_and_separate_experts_are_the_same(void **state) {
         }
         for (int l = 0; l < 2; l++)
             for (int e = 0; e < 3; e++) {
-                expect_same(&fused.w.layers[l].experts[e].gate, &apart.w.layers[l].experts[e].gate);
-                expect_same(&fused.w.layers[l].experts[e].up, &apart.w.layers[l].experts[e].up);
-                expect_same(&fused.w.layers[l].experts[e].down, &apart.w.layers[l].experts[e].down);
+                assert_same_tensor(&fused.w.layers[l].experts[e].gate, &apart.w.layers[l].experts[e].gate);
+                assert_same_tensor(&fused.w.layers[l].experts[e].up, &apart.w.layers[l].experts[e].up);
+                assert_same_tensor(&fused.w.layers[l].experts[e].down, &apart.w.layers[l].experts[e].down);
             }
         assert_int_equal(size, dtype_bytes(fused.w.layers[0].experts[2].up.dtype));
         discard(&fused);
@@ -476,7 +438,7 @@ static void fused_and_separate_experts_are_the_same(void **state) {
 }
 
 static void separate_experts_must_be_complete(void **state) {
-    struct qwen_config config = odd_config(true);
+    struct qwen_config config = fixture_odd_config(true);
     struct fixture_style style = {.dtype = "BF16", .per_expert = true};
     static const char *const names[] = {"model.layers.0.mlp.experts.0.gate_proj.weight",
                                         "model.layers.1.mlp.experts.2.down_proj.weight",
@@ -504,7 +466,7 @@ static void separate_experts_must_be_complete(void **state) {
 }
 
 static void fused_fp8_experts_of_odd_width_are_refused(void **state) {
-    struct qwen_config config = odd_config(true);
+    struct qwen_config config = fixture_odd_config(true);
     struct fixture f;
 
     (void)state;
@@ -515,7 +477,7 @@ static void fused_fp8_experts_of_odd_width_are_refused(void **state) {
 }
 
 static void the_head_is_tied_if_absent_and_the_key_must_agree(void **state) {
-    struct qwen_config config = odd_config(false);
+    struct qwen_config config = fixture_odd_config(false);
     struct report report = {""};
     struct loaded l;
     struct fixture f;
