@@ -8,21 +8,21 @@
 #include "report.h"
 #include "value.h"
 
-/* What the template does where the reference cases show it: messages are stripped as by Python's str.strip(); system text
- * goes under the tools; reasoning is kept after the last real user message, and then only if there is some; a string in
- * reasoning_content, even a blank one, keeps inline think tags where they are; an empty system message makes an empty
- * turn, but nothing under tools.
+/* What the template does where the reference cases show it: messages are stripped as by Python's str.strip(); system
+ * text goes under the tools; reasoning is kept after the last real user message, and then only if there is some; a
+ * string in reasoning_content, even a blank one, keeps inline think tags where they are; an empty system message makes
+ * an empty turn, but nothing under tools.
  *
  * Inferred from how such templates work, not shown by a case:
- *   - arguments may be missing; anything else that is no map is refused. We also take a string that holds a JSON object,
- *     since that is what many clients send; the template would refuse it.
+ *   - arguments may be missing; anything else that is no map is refused. We also take a string that holds a JSON
+ *     object, since that is what many clients send; the template would refuse it.
  *   - a tool call may be the function itself, without the `function` around it.
  *   - a tool result as the very first message gets no head of a turn.
  *   - tool_calls that are no list, and reasoning_content that is no string, count as missing.
- *   - in a list of content parts, a part with a `text` is text whatever its type says, and a scalar there is spelled as by
- *     Python's str().
- * Refused here although the template renders something: images and videos, for which there is no encoder; tools that are
- * no list of maps, messages and parts that are no maps. */
+ *   - in a list of content parts, a part with a `text` is text whatever its type says, and a scalar there is spelled
+ *     as by Python's str().
+ * Refused here although the template renders something: images and videos, for which there is no encoder; tools that
+ * are no list of maps, messages and parts that are no maps. */
 
 static const char tools_head[] = "<|im_start|>system\n"
                                  "# Tools\n\n"

@@ -1,5 +1,5 @@
-/* text: a growing run of bytes with a limit, and views of bytes that others own. An append that fails leaves the text as
- * it was and makes the failure sticky, so that a writer of many small pieces looks at `error` once, at its end. */
+/* text: a growing run of bytes with a limit, and views of bytes that others own. An append that fails leaves the text
+ * as it was and makes the failure sticky, so that a writer of many small pieces looks at `error` once, at its end. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

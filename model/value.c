@@ -298,8 +298,8 @@ static int add_member(struct value_arena *arena, struct json_reader *r, struct v
     return e;
 }
 
-/* The open containers stand on a stack of ours, so that the text does not choose the depth of C's. A parent does not grow
- * while its last child is open, so the pointers stay good. */
+/* The open containers stand on a stack of ours, so that the text does not choose the depth of C's. A parent does not
+ * grow while its last child is open, so the pointers stay good. */
 static int read_document(struct value_arena *arena, struct json_reader *r, int depth_max, struct value *root) {
     struct value *open[VALUE_DEPTH_MAX], *place = root;
     int depth = 0, e;
@@ -374,9 +374,9 @@ static bool reads_back(const char *digits, int n, int exponent, double number) {
     return strtod(text, NULL) == number;
 }
 
-/* The fewest decimal digits that read back as the same double (finite, >= 0), d.ddd * 10^exponent; returns how many. Below a power
- * of two doubles lie twice as dense as above it, so there the nearest decimal of n digits may fail where the next one up
- * holds. */
+/* The fewest decimal digits that read back as the same double (finite, >= 0), d.ddd * 10^exponent; returns how many.
+ * Below a power of two doubles lie twice as dense as above it, so there the nearest decimal of n digits may fail where
+ * the next one up holds. */
 static int shortest_digits(double number, char *digits, int *ret_exponent) {
     for (int n = 1;; n++) {
         char text[40];

@@ -1,6 +1,6 @@
-/* value: what a JSON or msgpack document says, as a tree in an arena. Whoever reads a document fills it: the protocol from
- * msgpack, value_from_json() from text. Integers keep all their digits, since the chat template prints what the caller
- * wrote; maps keep their order. Knows no schema and no message. */
+/* value: what a JSON or msgpack document says, as a tree in an arena. Whoever reads a document fills it: the protocol
+ * from msgpack, value_from_json() from text. Integers keep all their digits, since the chat template prints what the
+ * caller wrote; maps keep their order. Knows no schema and no message. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,9 +60,9 @@ int value_set_string(struct value_arena *arena, struct value *value, struct span
 int value_array_add(struct value_arena *arena, struct value *array, struct value **ret_item);
 int value_map_add(struct value_arena *arena, struct value *map, struct span key, struct value **ret_value); /* copies */
 
-/* Reads one JSON document (RFC 8259, see json.h). A map with the same key twice is refused, like a number too large for a
- * double, and like more than depth_max <= VALUE_DEPTH_MAX containers inside each other. Size is limited by the arena: a
- * refused document leaves its memory in there. `name` is what the report calls the text. */
+/* Reads one JSON document (RFC 8259, see json.h). A map with the same key twice is refused, like a number too large for
+ * a double, and like more than depth_max <= VALUE_DEPTH_MAX containers inside each other. Size is limited by the arena:
+ * a refused document leaves its memory in there. `name` is what the report calls the text. */
 int value_from_json(struct value_arena *arena, const char *name, struct span json, int depth_max,
                     struct value *ret_value, struct report *report);
 
@@ -70,8 +70,8 @@ int value_from_json(struct value_arena *arena, const char *name, struct span jso
 const struct value *value_get(const struct value *map, const char *key);
 const struct value *value_get_span(const struct value *map, struct span key);
 
-/* Appends the value as JSON on one line, spelled as Python's json.dumps(value, ensure_ascii=False): ", " and ": " between
- * things, only controls, quotes and backslashes escaped, Infinity and NaN bare. */
+/* Appends the value as JSON on one line, spelled as Python's json.dumps(value, ensure_ascii=False): ", " and ": "
+ * between things, only controls, quotes and backslashes escaped, Infinity and NaN bare. */
 void value_write_json(struct text *out, const struct value *value);
 
 /* Appends a scalar as Python's str() spells it: None, True, 1e+21, a string as it is. */

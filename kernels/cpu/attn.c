@@ -149,7 +149,8 @@ struct attn_kernel {
 
 /* Without vectors FAST runs the oracle's arithmetic too: nothing in attention is rounded below f32. */
 static struct attn_kernel kernel_for(const struct device *device, const struct attn_args *a) {
-    (void)device;
+    if (device->numeric == NUMERIC_FAST && device->isa >= CPU_ISA_AVX2 && a->head_dim % 8 == 0)
+        return (struct attn_kernel){attn_avx2_unit, attn_avx2_scratch_bytes(a)};
     return (struct attn_kernel){ref_unit, ref_scratch_bytes(a->head_dim)};
 }
 

@@ -66,3 +66,7 @@ static inline const float *attn_block_row(const struct attn_unit *unit, enum kv_
     return x + ((size_t)(a->batch->seg_row[unit->seg] + i) * (size_t)a->n_kv_heads + (size_t)unit->kv_head) *
                    (size_t)a->head_dim;
 }
+
+/* attn_avx2.c: head_dim is a multiple of 8. */
+void attn_avx2_unit(const struct attn_unit *unit, void *scratch);
+size_t attn_avx2_scratch_bytes(const struct attn_args *args); /* of one worker */

@@ -206,4 +206,5 @@ const struct backend backend_cpu = {
     .prepare = cpu_prepare,
     .draft_kv = cpu_draft_kv,
     .store_rows = cpu_store_rows,
+    .moe = cpu_moe,
 };

@@ -89,9 +89,8 @@ static const struct gdn_kernels kernels_ref = {ref_conv, ref_steps, ref_gated_no
 
 /* Without vectors FAST runs the oracle's arithmetic too: its rounding points are the mode's, not the kernels'. */
 static const struct gdn_kernels *kernels_for(const struct device *device, int dk, int dv) {
-    (void)device;
-    (void)dk;
-    (void)dv;
+    if (device->numeric == NUMERIC_FAST && device->isa >= CPU_ISA_AVX2 && dk % 8 == 0 && dv % 8 == 0)
+        return &gdn_kernels_avx2;
     return &kernels_ref;
 }
 

@@ -52,3 +52,4 @@ struct gdn_kernels {
     void (*steps)(const struct gdn_steps *steps);
     void (*gated_norm)(const struct gdn_gated_norm *norm);
 };
+extern const struct gdn_kernels gdn_kernels_avx2; /* dk and dv: multiples of 8 */

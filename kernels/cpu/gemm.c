@@ -32,12 +32,12 @@ static int tile_begin(int n_rows, int n_tiles, int tile) {
     return (int)((int64_t)n_rows * tile / n_tiles);
 }
 
-static size_t packed_row_bytes(int n_cols) { /* f32, the larger of the two forms */
+size_t gemm_packed_row_bytes(int n_cols) { /* f32, the larger of the two forms */
     return align_up((size_t)n_cols, 2) * sizeof(float);
 }
 
 size_t gemm_packed_bytes(int n_rows, int n_cols) {
-    return align_up((size_t)n_rows * packed_row_bytes(n_cols), 64);
+    return align_up((size_t)n_rows * gemm_packed_row_bytes(n_cols), 64);
 }
 
 size_t gemm_row_bytes(int n_cols) {
@@ -45,7 +45,7 @@ size_t gemm_row_bytes(int n_cols) {
 }
 
 static const void *tile_at(const struct gemm_path *path, const void *packed, int row, int n_cols) {
-    return (const char *)packed + (size_t)row * packed_row_bytes(n_cols) / (path->x_is_bf16 ? 2 : 1);
+    return (const char *)packed + (size_t)row * gemm_packed_row_bytes(n_cols) / (path->x_is_bf16 ? 2 : 1);
 }
 
 /* ---- packing ------------------------------------------------------------------------------------------------------ */

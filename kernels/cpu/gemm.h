@@ -51,7 +51,8 @@ struct gemm_rows {
     const float *norm; /* f32 [n_cols] or NULL */
     float eps;
 };
-size_t gemm_packed_bytes(int n_rows, int n_cols); /* multiple of 64; one packed row needs no more in any tile */
+size_t gemm_packed_bytes(int n_rows, int n_cols); /* multiple of 64 */
+size_t gemm_packed_row_bytes(int n_cols);         /* what n rows take is n times this: groups may lie end to end */
 size_t gemm_row_bytes(int n_cols);                /* scratch of one worker for rows with a norm */
 /* Runs on all workers. row_scratch: gemm_row_bytes each, for caps.n_threads workers; may be NULL without a norm. */
 void gemm_pack(struct device *device, const struct gemm_rows *rows, void *packed, void *row_scratch);

@@ -103,21 +103,25 @@ static bool is_runnable(struct stream *stream) {
     return item->kind != ITEM_WAIT || item->wait.stream->n_done >= item->wait.n_done;
 }
 
+/* In turn; in test mode any one of the runnable streams. */
 static struct stream *pick_stream(struct service *service) {
-    struct cpu_queue *queue = service->queue;
+    struct stream *picked = NULL;
+    uint64_t n_seen = 0;
 
-    if (service->random != 0)
-        service->next = (int)(next_random(&service->random) % STREAMS_MAX);
     for (int i = 0; i < STREAMS_MAX; i++) {
-        int slot = (service->next + i) % STREAMS_MAX;
-        struct stream *stream = &queue->streams[slot];
+        struct stream *stream = &service->queue->streams[(service->next + i) % STREAMS_MAX];
 
-        if (stream->service == service && is_runnable(stream)) {
-            service->next = slot + 1;
-            return stream;
-        }
+        if (stream->service != service || !is_runnable(stream))
+            continue;
+        n_seen++;
+        if (n_seen == 1 || next_random(&service->random) % n_seen == 0)
+            picked = stream;
+        if (service->random == 0)
+            break;
     }
-    return NULL;
+    if (picked != NULL)
+        service->next = (int)(picked - service->queue->streams) + 1;
+    return picked;
 }
 
 static void delay(uint64_t *random) {
@@ -178,10 +182,14 @@ static void *service_main(void *arg) {
             continue;
         }
         item = head_of(stream); /* ours until n_done moves */
-        pthread_mutex_unlock(&queue->mutex);
-        if (service->random != 0 && !item->delayed)
+        if (service->random != 0 && !item->delayed) {
+            item->delayed = true;
+            pthread_mutex_unlock(&queue->mutex);
             delay(&service->random);
-        item->delayed = true;
+            pthread_mutex_lock(&queue->mutex);
+            continue; /* chooses again: another stream of this thread may overtake */
+        }
+        pthread_mutex_unlock(&queue->mutex);
         is_done = run_item(item);
         pthread_mutex_lock(&queue->mutex);
         if (is_done) {

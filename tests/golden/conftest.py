@@ -13,6 +13,7 @@ def pytest_addoption(parser):
     parser.addoption("--probe", help="path of spillway-probe")
     parser.addoption("--source-root", default=HERE.parent.parent, type=Path, help="top folder of the sources")
 
+
 @pytest.fixture(scope="session")
 def golden(pytestconfig):
     """Folder of the small checkpoints and their reference outputs."""

@@ -35,7 +35,7 @@ class Draft:
         total = np.zeros((hidden.shape[1], width), np.float32)
         for layer in sorted(self.taps):
             i = self.taps.index(layer)
-            total = rounding.f32(total + linear(hidden[layer + 1], fc[:, i * width:(i + 1) * width]))
+            total = rounding.f32(f64(total) + linear(hidden[layer + 1], fc[:, i * width:(i + 1) * width]))
         return self.points.act(rms_norm(total, self.weights["hidden_norm.weight"], self.eps))
 
     def logits(self, ids, hidden, anchor):
@@ -71,9 +71,7 @@ class Draft:
         return self.points.act(rms_norm(x, self.weights[name], self.eps))
 
     def _project(self, h, name):
-        bias = self.weights.get(name + ".bias")
-        y = linear(h, self.weights[name + ".weight"])
-        return y if bias is None else y + f64(bias)
+        return linear(h, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
 
     def _key(self, k, name, positions):
         k = k.reshape(len(positions), self.config["num_key_value_heads"], self.config["head_dim"])
@@ -83,7 +81,7 @@ class Draft:
         act, kv, c = self.points.act, self.points.kv, self.config
         n_context, dim = len(context), c["head_dim"]
         before, here = np.arange(n_context), n_context + np.arange(self.block)
-        k_context = kv(self._key(rounding.f32(self._project(context, name + "k_proj")), name, before))
+        k_context = kv(self._key(self._project(context, name + "k_proj"), name, before))
         v_context = kv(self._project(context, name + "v_proj"))
         k_block = act(self._key(act(self._project(h, name + "k_proj")), name, here))
         v_block = act(self._project(h, name + "v_proj"))

@@ -38,7 +38,7 @@ class Target:
         matrix = self.weights.get("lm_head.weight")
         if matrix is None:
             matrix = self.weights[self.prefix + "embed_tokens.weight"]
-        return rounding.f32(linear(h, matrix))
+        return linear(h, matrix)
 
     # ---- the network
 
@@ -90,14 +90,14 @@ class Target:
         n_tokens, n_k, n_v = len(h), c["linear_num_key_heads"], c["linear_num_value_heads"]
         dim_k, dim_v = c["linear_key_head_dim"], c["linear_value_head_dim"]
         z = act(self._linear(h, name + "in_proj_z.weight")).reshape(n_tokens, n_v, dim_v)
-        b = rounding.f32(self._linear(h, name + "in_proj_b.weight"))
-        a = rounding.f32(self._linear(h, name + "in_proj_a.weight"))
+        b, a = self._linear(h, name + "in_proj_b.weight"), self._linear(h, name + "in_proj_a.weight")
         mixed = self._conv(act(self._linear(h, name + "in_proj_qkv.weight")), name + "conv1d.weight")
         q, k, v = np.split(mixed, [n_k * dim_k, 2 * n_k * dim_k], axis=1)
         q = l2_norm(q.reshape(n_tokens, n_k, dim_k)) / np.sqrt(dim_k)
         k = l2_norm(k.reshape(n_tokens, n_k, dim_k))
         beta = rounding.f32(sigmoid(b))
-        g = rounding.f32(-np.exp(f64(self.weights[name + "A_log"])) * softplus(a + f64(self.weights[name + "dt_bias"])))
+        rate = f64(rounding.f32(-np.exp(f64(self.weights[name + "A_log"]))))
+        g = rounding.f32(rate * softplus(a + f64(self.weights[name + "dt_bias"])))
         group = n_v // n_k
         o = act(delta_rule(q.repeat(group, 1), k.repeat(group, 1), v.reshape(n_tokens, n_v, dim_v), g, beta))
         gate = {"silu": silu, "swish": silu, "sigmoid": sigmoid}[c.get("output_gate_type", "silu")]
@@ -119,7 +119,7 @@ class Target:
 
     def _experts(self, name, h):
         c, w = self.config, self.weights
-        p = softmax(f64(rounding.f32(self._linear(h, name + "gate.weight"))))
+        p = softmax(f64(self._linear(h, name + "gate.weight")))
         chosen = np.argsort(-p, axis=1, kind="stable")[:, :c["num_experts_per_tok"]]
         share = np.take_along_axis(p, chosen, 1)
         share /= share.sum(1, keepdims=True)
@@ -128,9 +128,8 @@ class Target:
             for expert, part in zip(chosen[t], share[t]):
                 gate, up = np.split(w[name + "experts.gate_up_proj"][expert], 2)
                 inner = swiglu(self.points, row, gate, up)
-                y[t] += part * rounding.f32(linear(inner, w[name + "experts.down_proj"][expert]))
-        shared_gate = sigmoid(rounding.f32(self._linear(h, name + "shared_expert_gate.weight")))
-        y += shared_gate * rounding.f32(self._mlp(name + "shared_expert.", h))
+                y[t] += part * linear(inner, w[name + "experts.down_proj"][expert])
+        y += sigmoid(self._linear(h, name + "shared_expert_gate.weight")) * self._mlp(name + "shared_expert.", h)
         return y, chosen.astype(np.int32)
 
 
@@ -144,7 +143,8 @@ def softplus(x):
 
 
 def delta_rule(q, k, v, g, beta):
-    """Gated delta rule from an empty state, token by token; S [heads, Dv, Dk] is stored as float32 after every token."""
+    """Gated delta rule from an empty state, token by token. S [heads, Dv, Dk] is stored as float32 after every token, and
+    the query reads what was stored."""
     n_tokens, n_heads, dim_v = v.shape
     state = np.zeros((n_heads, dim_v, k.shape[2]), np.float32)
     out = np.empty((n_tokens, n_heads, dim_v))
@@ -152,7 +152,6 @@ def delta_rule(q, k, v, g, beta):
         decayed = np.exp(f64(g[t]))[:, None, None] * state
         read = np.einsum("hvk,hk->hv", decayed, k[t])
         update = f64(beta[t])[:, None] * (v[t] - read)
-        new = decayed + update[:, :, None] * k[t][:, None, :]
-        out[t] = np.einsum("hvk,hk->hv", new, q[t])
-        state = rounding.f32(new)
+        state = rounding.f32(decayed + update[:, :, None] * k[t][:, None, :])
+        out[t] = np.einsum("hvk,hk->hv", f64(state), q[t])
     return out

@@ -1,4 +1,8 @@
-"""The operations that target and drafter share, in float64 from float32 operands, and where their results are rounded."""
+"""The operations that target and drafter share, in float64 from float32 operands, and where their results are rounded.
+
+What a program would keep in memory between two loops is a float32 here too: matrix products, norms of heads before their
+rotation, cosines, effective norm factors. BF16 rounding amplifies a difference there into a whole step of the result.
+"""
 from dataclasses import dataclass
 from typing import Callable
 
@@ -9,7 +13,7 @@ import rounding
 
 @dataclass(frozen=True)
 class Points:
-    """Where values are rounded. act: a stored activation; kv: a cached key or value. All other stored values are float32."""
+    """act rounds a stored activation, kv a cached key or value. All other stored values are float32."""
     act: Callable
     kv: Callable
 
@@ -23,19 +27,20 @@ def f64(x):
     return np.asarray(x, np.float64)
 
 
-def linear(x, weight):
-    """x [.., K] times weight [N, K] transposed, unrounded."""
-    return f64(x) @ f64(weight).T
+def linear(x, weight, bias=None):
+    """x [.., K] times weight [N, K] transposed."""
+    y = rounding.f32(f64(x) @ f64(weight).T)
+    return y if bias is None else rounding.f32(f64(y) + bias)
 
 
 def add_residual(points, x, y):
-    """The product is a float32 before it meets the residual stream; the sum is stored once."""
-    return points.act(f64(x) + rounding.f32(y))
+    return points.act(f64(x) + y)
 
 
 def rms_norm(x, factor, eps):
+    """factor: what the normed values are multiplied by, a float32; unrounded."""
     x = f64(x)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * f64(factor)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + f64(np.float32(eps))) * f64(rounding.f32(factor))
 
 
 def sigmoid(x):
@@ -65,12 +70,12 @@ class Rope:
     theta: float
 
     def __call__(self, x, positions):
-        """x [T, heads, D], positions [T]."""
+        """x [T, heads, D], positions [T]; unrounded."""
         half = self.rotary // 2
         inv_freq = rounding.f32(self.theta ** (-np.arange(half, dtype=np.float64) / half))
         angle = f64(rounding.f32(positions)[:, None] * inv_freq)[:, None, :]
-        cos, sin = np.cos(angle), np.sin(angle)
-        y = f64(x).copy()
+        cos, sin = f64(rounding.f32(np.cos(angle))), f64(rounding.f32(np.sin(angle)))
+        y = f64(rounding.f32(x))
         a, b = y[..., :half].copy(), y[..., half:self.rotary].copy()
         y[..., :half] = a * cos - b * sin
         y[..., half:self.rotary] = b * cos + a * sin

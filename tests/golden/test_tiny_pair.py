@@ -7,30 +7,27 @@ from cases import REFERENCE
 from tiny_pair import N_TOKENS, is_decided
 
 ACCEPT_LENGTH_MIN = 4.9
-STOP_ID = 4088
+# A block is cut where no more tokens are wanted. One block beyond the reference shows its last drafts whole.
+N_BEYOND = 16
 
 
 @pytest.fixture(scope="module")
 def results(probe, tiny):
-    return probe.generate(tiny.prompts, N_TOKENS, model=tiny.target, draft=tiny.draft, **REFERENCE.options)
+    """Every case as the reference ran it: at most N_TOKENS, and the steps that begin before the last of them."""
+    raw = probe.generate(tiny.prompts, N_TOKENS + N_BEYOND, model=tiny.target, draft=tiny.draft, **REFERENCE.options)
+    assert len(raw) == len(tiny.cases)
+    return [cut(result, len(prompt)) for result, prompt in zip(raw, tiny.prompts)]
 
 
-def expected_steps(case):
-    """The reference counts every draft that equals the text. We verify no more rows than tokens are wanted, so where the
-    length ends the text its last token is the verify pass's own choice, never an accepted draft."""
-    end = len(case["prompt_ids"]) + len(case["output_ids"])
-    by_length = case["output_ids"][-1] != STOP_ID
-    steps = []
-    for step in case["steps"]:
-        accepted = step["accepted"]
-        if by_length and step["position"] + accepted + 1 == end:
-            accepted -= 1
-        steps.append({**step, "accepted": accepted})
-    return steps
+def cut(result, n_prompt):
+    ids = result["ids"][:N_TOKENS]
+    end = n_prompt + len(ids)
+    steps = [{**step, "accepted": min(step["accepted"], end - step["position"] - 1)}
+             for step in result["steps"] if step["position"] < end - 1]
+    return {"ids": ids, "steps": steps, "text": result["text"]}
 
 
 def test_tokens_are_those_of_the_reference(tiny, results):
-    assert len(results) == len(tiny.cases)
     for case, result in zip(tiny.cases, results):
         if is_decided(case):
             assert result["ids"] == case["output_ids"], case["prompt"]
@@ -40,7 +37,7 @@ def test_every_draft_and_accept_count_is_that_of_the_reference(tiny, results):
     compared = 0
     for case, result in zip(tiny.cases, results):
         if is_decided(case):
-            assert result["steps"] == expected_steps(case), case["prompt"]
+            assert result["steps"] == case["steps"], case["prompt"]
             compared += len(case["steps"])
     print(f"{compared} steps compared")
     assert compared > 150
@@ -55,10 +52,11 @@ def test_accept_length_is_that_of_the_reference(results):
 
 
 def test_text_is_that_of_the_reference(tiny, results):
-    """The reference text shows the stop marker, ours does not."""
+    """The reference text shows the stop marker, ours does not; where the length ended it, ours goes on."""
     for case, result in zip(tiny.cases, results):
         if is_decided(case):
-            assert result["text"] == case["text"].removesuffix("<|im_end|>")
+            text = case["text"].removesuffix("<|im_end|>")
+            assert result["text"] == text or len(case["output_ids"]) == N_TOKENS and result["text"].startswith(text)
 
 
 def test_tokenizer_cuts_the_prompts_alike(probe, tiny):

@@ -1,4 +1,5 @@
-/* chat_cases: the conversations of tests/golden/chat-render.json. A file that is missing or unreadable fails the test. */
+/* chat_cases: the conversations of tests/golden/chat-render.json. A file that is missing or unreadable fails the
+ * test. */
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>

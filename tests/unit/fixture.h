@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include "base.h"
+#include "config.h"
 #include "report.h"
 
 struct fixture_tensor {
@@ -19,7 +20,7 @@ struct fixture_tensor {
 };
 
 struct fixture {
-    char folder[64];
+    char folder[240];
     struct fixture_tensor *tensors; /* [n_tensors] of the file being made */
     int n_tensors, n_tensors_max;
 };
@@ -45,6 +46,17 @@ void fixture_clear(struct fixture *f);
 /* Writes tensors [begin, begin + n) as a safetensors file; pad: extra spaces behind the header. */
 void fixture_save_part(const struct fixture *f, const char *file, int begin, int n, int pad);
 void fixture_save(const struct fixture *f); /* all, as model.safetensors */
+
+/* Which of the ways of storing one network. */
+struct fixture_style {
+    const char *dtype;       /* of matrices that are not quantised, and of vectors */
+    bool fp8;                /* projections are F8_E4M3 with scales */
+    const char *scale_dtype; /* "F32" or "BF16" */
+    bool per_expert;         /* experts apart, not fused */
+    bool tied;               /* no lm_head.weight */
+};
+/* Every tensor that such a network has, filled by position. */
+void fixture_add_target(struct fixture *f, const struct qwen_config *config, const struct fixture_style *style);
 
 /* The report is one line that has every one of the NULL-terminated parts. */
 void assert_report(const struct report *report, ...);

@@ -360,7 +360,30 @@ static void element_types_and_scales_are_honoured(void **state) {
         }
 }
 
-/* ---- bits ---- */
+/* With one key the output is the stored value: all 256 patterns of e4m3, and as many of the wider types. */
+static void check_loads(enum numeric numeric, enum cpu_isa isa) {
+    for (int dtype = DTYPE_F32; dtype < DTYPE_N; dtype++) {
+        const size_t elem = dtype_bytes((enum dtype)dtype);
+        struct fixture f;
+        float want[256];
+        char *row;
+
+        fixture_init(&f, (struct dims){1, 1, 256}, (enum dtype)dtype, 1, 1, (const int[]){1, 1}, 75);
+        fixture_rows(&f, (const int[]){0, 0}, (const int[]){1, 0});
+        row = kv_row(&f.kv, kv_page_of(&f.kv, 0, 0), LAYER, KV_V, 0, 0);
+        for (int i = 0; i < 256; i++)
+            for (size_t b = 0; b < elem; b++) /* the byte that holds the sign and the exponent counts up */
+                row[(size_t)i * elem + b] = (char)(b == elem - 1 ? i : fake_random_below(&f.random, 256));
+        kv_elems_load((enum dtype)dtype, want, row, 256);
+        fixture_run(&f, numeric, isa, 1);
+        for (int i = 0; i < 256; i++) {
+            float y = numeric == NUMERIC_BF16 ? bf16_round(want[i]) : want[i];
+
+            assert_true(isnan(y) ? isnan(f.out[i]) : f.out[i] == y);
+        }
+        fixture_deinit(&f);
+    }
+}
 
 static void each_path(void (*test)(enum numeric numeric, enum cpu_isa isa)) {
     for (int numeric = NUMERIC_FAST; numeric <= NUMERIC_REFERENCE; numeric++)
@@ -369,14 +392,21 @@ static void each_path(void (*test)(enum numeric numeric, enum cpu_isa isa)) {
         test(NUMERIC_FAST, CPU_ISA_AVX2);
 }
 
-static void check_rows_alone(enum numeric numeric, enum cpu_isa isa) {
-    enum { LEN = 2100, ROWS = 70 };
+static void a_single_key_yields_its_stored_value(void **state) {
+    (void)state;
+    each_path(check_loads);
+}
+
+/* ---- bits ---- */
+
+static void check_rows_alone(struct dims dims, enum numeric numeric, enum cpu_isa isa) {
+    enum { LEN = 1090, ROWS = 70 }; /* rows on both sides of a span's end */
     struct fixture f;
-    const int row_len = dims_small.heads * dims_small.dim;
+    const int row_len = dims.heads * dims.dim;
     float *together;
     int32_t pos, row0, *row_seg;
 
-    fixture_init(&f, dims_small, DTYPE_BF16, 1, 1, (const int[]){LEN, 5}, 80);
+    fixture_init(&f, dims, DTYPE_BF16, 1, 1, (const int[]){LEN, 5}, 80);
     fixture_rows(&f, (const int[]){LEN - ROWS, 4}, (const int[]){ROWS, 1});
     f.use_gate = true;
     fixture_run(&f, numeric, isa, 2);
@@ -397,9 +427,15 @@ static void check_rows_alone(enum numeric numeric, enum cpu_isa isa) {
     fixture_deinit(&f);
 }
 
+static void check_rows_alone_in_all_groupings(enum numeric numeric, enum cpu_isa isa) {
+    check_rows_alone(dims_small, numeric, isa);
+    check_rows_alone((struct dims){7, 1, 24}, numeric, isa); /* 4 + 2 + 1 heads at a time */
+    check_rows_alone((struct dims){1, 1, 72}, numeric, isa);
+}
+
 static void rows_together_equal_rows_one_by_one(void **state) {
     (void)state;
-    each_path(check_rows_alone);
+    each_path(check_rows_alone_in_all_groupings);
 }
 
 static void check_pages_move(enum numeric numeric, enum cpu_isa isa) {
@@ -481,6 +517,7 @@ int main(void) {
         cmocka_unit_test(a_window_below_the_block_cuts_block_rows_too),
         cmocka_unit_test(context_before_valid_from_is_masked),
         cmocka_unit_test(element_types_and_scales_are_honoured),
+        cmocka_unit_test(a_single_key_yields_its_stored_value),
         cmocka_unit_test(rows_together_equal_rows_one_by_one),
         cmocka_unit_test(where_pages_lie_does_not_change_a_bit),
         cmocka_unit_test(a_row_without_keys_yields_zeros),
