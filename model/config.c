@@ -163,7 +163,7 @@ static void read_mlp(const struct config_object *text, bool is_moe, struct qwen_
 static int read_eos(const struct config_object *o, int64_t max, int eos[EOS_MAX]) {
     json_t *value = config_get(o, "eos_token_id");
 
-    if (value && json_is_integer(value)) {
+    if (json_is_integer(value)) { /* NULL is none */
         eos[0] = (int)config_int(o, "eos_token_id", 0, max, 0);
         return 1;
     }

@@ -25,7 +25,7 @@ __attribute__((format(printf, 2, 3))) static void warn(struct draft_config *c, c
     va_list args;
 
     if (used && used + 3 < sizeof c->warning) {
-        strcpy(c->warning + used, "; ");
+        memcpy(c->warning + used, "; ", 2);
         used += 2;
     }
     va_start(args, format);

@@ -5,6 +5,7 @@
 
 #include "backend.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -191,6 +192,7 @@ static int pack_copies(struct bench *bench, const struct shape *shape) {
 
     if (data == NULL)
         return -ENOMEM;
+    assert(bytes >= 2);
     for (size_t i = 0; i < bytes / 2; i++)
         data[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 16) % 256 + (i % 2) * 0x8000);
     for (int i = 0; i < 2; i++)

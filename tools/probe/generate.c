@@ -1,4 +1,5 @@
 /* generate: greedy generation for a list of prompts, as the daemon's cycle does it, blocking. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,10 +114,12 @@ static int prefill(struct generator *g, int slot, const struct ids *prompt, stru
         out = take_step(g, &n_out);
         pos += n;
     }
-    if (r == 0)
-        r = append(gen, out);
-    *ret_done = r != 0 || out->done != FINISH_NONE;
-    return r == 0 && out->done == FINISH_NONFINITE ? -EDOM : r;
+    *ret_done = true;
+    if (r != 0)
+        return r;
+    assert(out); /* a prompt has tokens */
+    *ret_done = out->done != FINISH_NONE;
+    return out->done == FINISH_NONFINITE ? -EDOM : append(gen, out);
 }
 
 static int run_cycle(struct generator *g, struct generation *group, bool *done, int n) {

@@ -106,7 +106,7 @@ int input_ids_file(const char *path, bool list, int n_ids, struct ids **ret, int
     struct ids *lists = NULL;
     int n = 0, r;
     size_t bytes;
-    char *text;
+    char *text = NULL;
 
     r = input_read_file(path, IDS_FILE_BYTES_MAX, &text, &bytes, report);
     if (r != 0)
