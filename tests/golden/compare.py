@@ -11,5 +11,5 @@ def relative_error(got, expected):
 
 def assert_close(got, expected, limit, what):
     error = relative_error(got, expected)
-    print(f"{what}: relative error {error:.2e} (limit {limit:.0e})")
-    assert error <= limit, f"{what}: relative error {error:.3e} is above {limit:.0e}"
+    print(f"{what}: relative error {error:.2e} (limit {limit:.1e})")
+    assert error <= limit, f"{what}: relative error {error:.3e} is above {limit:.1e}"

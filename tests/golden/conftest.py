@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 def pytest_addoption(parser):
     parser.addoption("--probe", help="path of spillway-probe")
     parser.addoption("--source-root", default=HERE.parent.parent, type=Path, help="top folder of the sources")
+    parser.addoption("--long", action="store_true", help="generate at full length in every mode")
 
 
 @pytest.fixture(scope="session")
