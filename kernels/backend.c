@@ -5,9 +5,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-extern const struct backend backend_cuda;
+extern const struct backend backend_cpu, backend_cuda;
 
 const struct backend *backend_find(const char *name) {
+    if (strcmp(name, "cpu") == 0)
+        return &backend_cpu;
     if (strcmp(name, "cuda") == 0)
         return &backend_cuda;
     return NULL;

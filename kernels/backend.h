@@ -59,7 +59,8 @@ enum stream_kind { STREAM_COMPUTE, STREAM_AUX, STREAM_LOAD, STREAM_STORE, STREAM
 
 /* ---- weights ---------------------------------------------------------------------------------------------------- */
 
-/* A row block of one matrix as it lies in a checkpoint (host memory, row major, rows `row_bytes` apart). */
+/* A row block of one matrix as it lies in a checkpoint (host memory, row major, rows `row_bytes` apart; a multiple of
+ * the element size; rows of made-up weights may overlap). */
 struct weight_part {
     const void *data;
     enum dtype dtype; /* F32, BF16, F16, or E4M3 with block scales */
@@ -242,7 +243,7 @@ struct linear_args {
     float eps;
     int n_outs; /* 1 or 2 */
     struct linear_out out[2];
-    bool aux; /* may run beside the ops that follow, up to program_join */
+    bool aux; /* may run beside the ops that follow, up to program_join; x is then kept by the backend: it may change */
 };
 
 /* Gated delta net of one layer: causal conv + SiLU, q/k l2 norm, gates, recurrence, gated norm (qwen3_5 spec 3.4).
@@ -363,7 +364,9 @@ struct head_args {
 /* Builds the batches of a cycle from seq_ctl. draft_rows: for every listed seq that is not done, speculates and has
  * room for two rows or more: all `block` rows [anchor, mask, mask, ...] at position len, outputs rows 1.. .
  * verify_rows: for every listed seq that is not done: min(block, max_tokens - n_generated, context_max - 1 - len) rows
- * [anchor, drafts] (one row if it did not draft), every row an output. */
+ * [anchor, drafts] (one row if it did not draft), every row an output. It is never less than one row, so that a seq
+ * whose limits the host lowers while it runs still meets prepare, which ends it.
+ * Listed seqs have an anchor and are listed once; the two ops get the same list. `cancel` changes no row here. */
 struct rows_args {
     const int32_t *n_seqs, *seq_slot; /* [1], [n_seqs_max] the plan's list */
     int n_seqs_max;
@@ -378,7 +381,19 @@ struct rows_args {
 /* Acceptance and bookkeeping, the only code that decides it. Per seg: longest prefix of drafts equal to the target's own
  * choices, plus the target's next token; cut after the first token that is a stop id, reaches max_tokens or fills the
  * context (in this order of precedence at one token); seg_commit = tokens shown (prefill: all rows); counts, len, anchor,
- * n_generated, done advance. seg_snapshot = rows up to the multiple of PAGE_TOKENS in (len_before, len_after] if granted. */
+ * n_generated, done advance. seg_snapshot = rows up to the multiple of PAGE_TOKENS in (len_before, len_after] if granted.
+ *   limits    a seq that has no room before the step (max_tokens 0, a prompt that fills the context) shows nothing and
+ *             ends with FINISH_LENGTH or FINISH_CONTEXT
+ *   -1        an accepted row without a choice ends the seq with FINISH_NONFINITE; tokens of rows before it stand, and
+ *             no restore point is taken; a -1 beyond the first rejected draft means nothing
+ *   cancel    comes first: no token, and a block commits nothing. A seq that is done keeps its reason
+ *   prefill   commits its rows always, also of a seq that is cancelled or done: its pass has moved the state already,
+ *             and len says what the state holds. No restore point: a chunk ends where the host wants one, who copies
+ *             the live state. Without SEG_SAMPLE there is no token; the anchor stays
+ *   counts    the host writes the prompt bits before the first SEG_SAMPLE or verify pass, prepare adds what is shown
+ *   n_proposed = rows - 1 of a block, n_accepted = tokens shown that were drafts; both 0 if it is cancelled or done
+ * Every seg must start at its seq's len, and a seq has one seg. One step is published per run, also if the batch is
+ * empty, so that the host can tell steps by counting. Of step_out only the entries that its counts name are written. */
 struct prepare_args {
     const struct batch *batch;
     const int32_t *chosen; /* [n_outs_max] of HEAD_SELECT */

@@ -5,6 +5,9 @@
 #include "backend.h"
 #include "report.h"
 
+/* Bounds of what is read. They lie far above every published size and keep each product of two of them that the network
+ * code forms (heads by head width) inside an int, and products of a matrix inside 63 bits. */
+enum { VOCAB_MAX = 1 << 24, WIDTH_MAX = 1 << 18, HEADS_MAX = 1 << 12, EXPERTS_MAX = 1 << 12, POSITIONS_MAX = 1 << 24 };
 enum { LAYERS_MAX = 256, TAPS_MAX = 32, EOS_MAX = 8, DRAFT_LAYERS_MAX = 32 };
 
 enum layer_kind { LAYER_LINEAR, LAYER_FULL };
@@ -21,7 +24,8 @@ struct qwen_config {
     double rms_eps;
     int n_experts, top_k, moe_width, shared_width; /* n_experts 0: dense */
     bool tied_key, has_tied_key;                   /* what tie_word_embeddings says, if present */
-    bool nested;                                   /* text_config container: tensors carry model.language_model. */
+    bool ambiguous_tied_key; /* its two levels contradict each other: has_tied_key is false, the tensors decide */
+    bool nested;             /* text_config container: tensors carry model.language_model. */
     int max_positions;
     int n_eos, eos[EOS_MAX]; /* from config.json; generation_config.json may add */
     bool fp8;                /* quantization_config says block fp8 */
@@ -63,3 +67,5 @@ int draft_config_check(const char *path, const struct draft_config *draft, const
                        struct report *report);
 /* A missing file is no error: greedy defaults and no eos. */
 int generation_config_read(const char *path, struct generation_config *ret_config, struct report *report);
+int generation_config_parse(const char *path, const char *text, size_t n, struct generation_config *ret_config,
+                            struct report *report);

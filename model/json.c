@@ -348,7 +348,7 @@ void json_unescape(const struct json_reader *r, char *out) {
     }
     while (s < end) {
         const char *error;
-        uint32_t cp;
+        uint32_t cp = 0;
 
         if (*s != '\\') {
             *out++ = *s++;

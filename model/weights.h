@@ -37,7 +37,8 @@ struct qwen_weights {
     struct tensor embed, final_norm, lm_head; /* lm_head: equal to embed if tied */
     bool tied;
     struct qwen_layer_weights *layers; /* [n_layers] */
-    int n_skipped;                     /* vision, mtp, inv_freq */
+    int n_layers;
+    int n_skipped; /* vision, mtp, inv_freq */
     size_t skipped_bytes;
 };
 struct draft_layer_weights {

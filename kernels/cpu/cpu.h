@@ -67,8 +67,11 @@ int cpu_weight_cols(const struct weight *weight); /* K */
 /* ---- norm.c: out[i] = x[i] * rsqrt(mean(x^2) + eps) * w[i], one row; not rounded beyond f32. */
 void cpu_rms_norm(const struct device *device, const float *x, const float *w, int n, float eps, float *out);
 
+/* ---- linear.c: out[i] = silu(gate[i]) * up[i], not rounded beyond f32; out may be gate. */
+void cpu_swiglu(const struct device *device, const float *gate, const float *up, int n, float *out);
+
 /* ---- ops, one file per family; they fill backend_cpu's table */
-int cpu_embed(struct program *program, const struct embed_args *args);           /* gemm.c */
+int cpu_embed(struct program *program, const struct embed_args *args);           /* linear.c */
 int cpu_linear(struct program *program, const struct linear_args *args);         /* linear.c */
 int cpu_gdn(struct program *program, const struct gdn_args *args);               /* gdn.c */
 int cpu_gdn_commit(struct program *program, const struct gdn_commit_args *args); /* gdn.c */
