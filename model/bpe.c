@@ -7,7 +7,12 @@
 
 #define FREE_SLOT UINT64_MAX
 
-enum { RANK_BITS = 21, ID_BITS = 21, NO_NODE = -1 };
+enum {
+    RANK_BITS = 21,
+    ID_BITS = 21,
+    NO_NODE = -1,
+    HEAP_WAYS = 4, /* half the depth of a binary heap, and the children share a cache line */
+};
 
 static_assert(BPE_MERGES_MAX <= 1 << RANK_BITS && BPE_IDS_MAX < 1 << ID_BITS && 2 * ID_BITS + RANK_BITS <= 63,
               "a slot holds two ids and a rank, and is never all ones");
@@ -44,7 +49,8 @@ int bpe_init(struct bpe *bpe, int32_t n_merges_max) {
         n_slots *= 2;
     bpe->slots = malloc(n_slots * sizeof *bpe->slots);
     bpe->merged = malloc(((size_t)n_merges_max + 1) * sizeof *bpe->merged);
-    if (!bpe->slots || !bpe->merged) {
+    bpe->byte_ranks = malloc(256 * 256 * sizeof *bpe->byte_ranks);
+    if (!bpe->slots || !bpe->merged || !bpe->byte_ranks) {
         bpe_deinit(bpe);
         return -ENOMEM;
     }
@@ -56,6 +62,7 @@ int bpe_init(struct bpe *bpe, int32_t n_merges_max) {
 void bpe_deinit(struct bpe *bpe) {
     free(bpe->slots);
     free(bpe->merged);
+    free(bpe->byte_ranks);
     *bpe = (struct bpe){0};
 }
 
@@ -71,6 +78,16 @@ bool bpe_add(struct bpe *bpe, int32_t left, int32_t right, int32_t merged) {
     return true;
 }
 
+void bpe_finish(struct bpe *bpe) {
+    for (int left = 0; left < 256; left++)
+        for (int right = 0; right < 256; right++)
+            bpe->byte_ranks[left << 8 | right] = rank_of(bpe, bpe->byte_id[left], bpe->byte_id[right]);
+}
+
+static int32_t byte_rank(const struct bpe *bpe, const unsigned char *word) {
+    return bpe->byte_ranks[word[0] << 8 | word[1]];
+}
+
 /* Looks through all pairs for the best one after each merge: fastest while they are few. */
 static size_t encode_short(const struct bpe *bpe, const unsigned char *word, size_t n, int32_t *ids) {
     int32_t ranks[BPE_SHORT_BYTES]; /* of the pairs (i, i + 1) */
@@ -78,7 +95,7 @@ static size_t encode_short(const struct bpe *bpe, const unsigned char *word, siz
     for (size_t i = 0; i < n; i++)
         ids[i] = bpe->byte_id[word[i]];
     for (size_t i = 0; i + 1 < n; i++)
-        ranks[i] = rank_of(bpe, ids[i], ids[i + 1]);
+        ranks[i] = byte_rank(bpe, word + i);
     for (;;) {
         uint32_t best_rank = (uint32_t)BPE_NO_RANK; /* as unsigned above every rank */
         size_t best = 0;
@@ -107,16 +124,16 @@ static void sift_down(struct bpe_scratch *s, size_t at) {
     uint64_t entry = s->heap[at];
 
     for (;;) {
-        size_t child = 2 * at + 1;
+        size_t first = HEAP_WAYS * at + 1, least = first;
+        size_t end = first + HEAP_WAYS < s->n_heap ? first + HEAP_WAYS : s->n_heap;
 
-        if (child >= s->n_heap)
+        for (size_t child = first + 1; child < end; child++)
+            if (s->heap[child] < s->heap[least])
+                least = child;
+        if (first >= s->n_heap || s->heap[least] >= entry)
             break;
-        if (child + 1 < s->n_heap && s->heap[child + 1] < s->heap[child])
-            child++;
-        if (s->heap[child] >= entry)
-            break;
-        s->heap[at] = s->heap[child];
-        at = child;
+        s->heap[at] = s->heap[least];
+        at = least;
     }
     s->heap[at] = entry;
 }
@@ -125,9 +142,9 @@ static void push(struct bpe_scratch *s, uint32_t node) {
     uint64_t entry = (uint64_t)s->nodes[node].rank << 32 | node;
     size_t at = s->n_heap++;
 
-    while (at > 0 && s->heap[(at - 1) / 2] > entry) {
-        s->heap[at] = s->heap[(at - 1) / 2];
-        at = (at - 1) / 2;
+    while (at > 0 && s->heap[(at - 1) / HEAP_WAYS] > entry) {
+        s->heap[at] = s->heap[(at - 1) / HEAP_WAYS];
+        at = (at - 1) / HEAP_WAYS;
     }
     s->heap[at] = entry;
 }
@@ -187,14 +204,15 @@ static int encode_long(const struct bpe *bpe, struct bpe_scratch *s, const unsig
         struct bpe_node *node = &s->nodes[i];
 
         node->id = bpe->byte_id[word[i]];
-        node->rank = i + 1 < n ? rank_of(bpe, node->id, bpe->byte_id[word[i + 1]]) : BPE_NO_RANK;
+        node->rank = i + 1 < n ? byte_rank(bpe, word + i) : BPE_NO_RANK;
         node->previous = (uint32_t)i - 1; /* NO_NODE for the first */
         node->next = i + 1 < n ? (uint32_t)i + 1 : (uint32_t)NO_NODE;
         if (node->rank != BPE_NO_RANK)
             s->heap[s->n_heap++] = (uint64_t)node->rank << 32 | i;
     }
-    for (size_t i = s->n_heap / 2; i-- > 0;)
-        sift_down(s, i);
+    for (size_t i = s->n_heap / HEAP_WAYS + 1; i-- > 0;)
+        if (i < s->n_heap)
+            sift_down(s, i);
     while (s->n_heap > 0) {
         uint64_t entry = pop(s);
         struct bpe_node *left = &s->nodes[(uint32_t)entry], *right;

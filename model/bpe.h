@@ -13,7 +13,9 @@ enum {
 
 struct bpe {
     int32_t byte_id[256]; /* the token that is this one byte */
-    uint64_t *slots;      /* left << 42 | right << 21 | rank, open addressing; all ones: free */
+    int32_t
+        *byte_ranks; /* [256 * 256] rank of the pair of two bytes, or BPE_NO_RANK: the first look-up of every pair */
+    uint64_t *slots; /* left << 42 | right << 21 | rank, open addressing; all ones: free */
     uint64_t slot_mask;
     int32_t *merged; /* [n_merges] rank -> the token that the pair becomes */
     int32_t n_merges, n_merges_max;
@@ -23,6 +25,8 @@ int bpe_init(struct bpe *bpe, int32_t n_merges_max);
 void bpe_deinit(struct bpe *bpe);
 /* Adds the merge of the next rank. False: the pair has one already. */
 bool bpe_add(struct bpe *bpe, int32_t left, int32_t right, int32_t merged);
+/* After the last merge, with byte_id filled: what bpe_encode() needs. */
+void bpe_finish(struct bpe *bpe);
 
 /* One symbol of a long word. */
 struct bpe_node {

@@ -92,12 +92,12 @@ size_t pretoken_next(const struct unicode *unicode, const char *text, size_t n) 
     second = class_at(unicode, text + n_first, n - (size_t)n_first, &n_second);
     /* One character of any kind but newline, letter and number may lead a run of letters and marks. */
     if ((second == UNICODE_LETTER || second == UNICODE_MARK) && !is_newline(*text))
-        return letters_and_marks(unicode, text, n, (size_t)(n_first + n_second));
+        return letters_and_marks(unicode, text, n, (size_t)n_first + (size_t)n_second);
     if (first == UNICODE_MARK)
         return (size_t)n_first;
     if (first == UNICODE_OTHER)
         return others_and_newlines(unicode, text, n, (size_t)n_first);
     if (*text == ' ' && second == UNICODE_OTHER)
-        return others_and_newlines(unicode, text, n, (size_t)(n_first + n_second));
+        return others_and_newlines(unicode, text, n, (size_t)n_first + (size_t)n_second);
     return spaces(unicode, text, n);
 }

@@ -11,7 +11,7 @@
 #include "tokenizer_internal.h"
 
 /* Words seen before in the same call and their ids. Most of any text is made of few words. */
-enum { MEMO_WORD_BYTES = 26, MEMO_IDS = 4, MEMO_WORDS_MAX = 4096 };
+enum { MEMO_WORD_BYTES = 26, MEMO_IDS = 4, MEMO_WORDS_MAX = 16384 };
 
 struct memo {
     uint32_t hash;

@@ -478,6 +478,7 @@ static int load_merges(struct loader *l, struct json_reader r) {
                                 byte);
         t->bpe.byte_id[byte] = id;
     }
+    bpe_finish(&t->bpe);
     return 0;
 }
 
