@@ -4,16 +4,17 @@
 #include <stddef.h>
 
 struct bench_options {
-    int n_threads;   /* 0: one per physical core */
-    int n_repeats;   /* runs per figure */
-    const char *isa; /* NULL: every path this CPU has */
+    int n_threads;    /* 0: one per physical core */
+    int n_repeats;    /* runs per figure */
+    const char *isa;  /* NULL: every path this CPU has */
+    const char *file; /* NULL: the tiny pair's */
 };
 
 struct bench_group {
     const char *name, *summary;
     int (*run)(const struct bench_options *options); /* 0, or negative errno */
 };
-extern const struct bench_group bench_gemm, bench_pass;
+extern const struct bench_group bench_gemm, bench_pass, bench_tokenizer;
 
 double bench_now(void);                      /* seconds */
 double bench_median(double *samples, int n); /* sorts them */

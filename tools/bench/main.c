@@ -9,6 +9,7 @@
 static const struct bench_group *const groups[] = {
     &bench_gemm,
     &bench_pass,
+    &bench_tokenizer,
 };
 enum { N_GROUPS = sizeof groups / sizeof groups[0] };
 
@@ -31,7 +32,7 @@ double bench_median(double *samples, int n) {
 }
 
 static int usage(FILE *f) {
-    fprintf(f, "usage: spillway-bench GROUP [--threads N] [--repeats N] [--isa NAME]\n\ngroups:\n");
+    fprintf(f, "usage: spillway-bench GROUP [--threads N] [--repeats N] [--isa NAME] [--file PATH]\n\ngroups:\n");
     for (int i = 0; i < N_GROUPS; i++)
         fprintf(f, "  %-10s %s\n", groups[i]->name, groups[i]->summary);
     return f == stdout ? 0 : 1;
@@ -56,6 +57,8 @@ int main(int argc, char **argv) {
             options.n_repeats = atoi(argv[i + 1]);
         else if (strcmp(argv[i], "--isa") == 0)
             options.isa = argv[i + 1];
+        else if (strcmp(argv[i], "--file") == 0)
+            options.file = argv[i + 1];
         else
             return usage(stderr);
     }
