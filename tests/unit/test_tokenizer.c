@@ -1,6 +1,7 @@
 /* The tokenizer and its parts: words, NFC, merges long and short, markup, decoding, and what of a file is refused. The ids
  * of real text are held against the reference by the golden tests. */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -314,6 +315,39 @@ static void encoding_appends_and_has_a_limit(void **state) {
     tokenizer_ids_deinit(&ids);
 }
 
+struct worker {
+    const struct tokenizer *tokenizer;
+    struct tokenizer_ids ids;
+    int error;
+};
+
+static void *work(void *argument) {
+    static const char text[] = "<|im_start|>user\nOne tokenizer, many threads: e\xCC\x81 123<|im_end|>\n";
+    struct worker *worker = argument;
+
+    for (int i = 0; i < 50 && worker->error == 0; i++)
+        worker->error = tokenizer_encode(worker->tokenizer, text, sizeof text - 1, TOKENIZER_MARKUP, &worker->ids);
+    return NULL;
+}
+
+static void threads_share_one_tokenizer(void **state) {
+    struct worker workers[4] = {0};
+    pthread_t threads[ARRAY_LEN(workers)];
+
+    for (size_t i = 0; i < ARRAY_LEN(workers); i++) {
+        workers[i].tokenizer = ((struct fixture *)*state)->tiny;
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(workers); i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(workers[i].error, 0);
+        assert_int_equal(workers[i].ids.n, workers[0].ids.n);
+        assert_memory_equal(workers[i].ids.ids, workers[0].ids.ids, workers[0].ids.n * sizeof(int32_t));
+    }
+    for (size_t i = 0; i < ARRAY_LEN(workers); i++)
+        tokenizer_ids_deinit(&workers[i].ids);
+}
+
 static void a_stream_never_shows_half_a_character(void **state) {
     const struct tokenizer *t = ((struct fixture *)*state)->tiny;
     const char text[] = "caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80\xE0\xA4\xB9 end";
@@ -571,6 +605,7 @@ int main(void) {
         cmocka_unit_test(ill_formed_bytes_are_read_as_replacement_characters),
         cmocka_unit_test(markup_is_plain_text_unless_allowed),
         cmocka_unit_test(encoding_appends_and_has_a_limit),
+        cmocka_unit_test(threads_share_one_tokenizer),
         cmocka_unit_test(a_stream_never_shows_half_a_character),
         cmocka_unit_test(bad_bytes_show_as_soon_as_they_are_known),
         cmocka_unit_test(a_small_file_opens),
