@@ -82,6 +82,7 @@ static void close_segment(struct chat_prompt *prompt, bool is_markup) {
     struct chat_segment *last = prompt->n_segments ? &prompt->segments[prompt->n_segments - 1] : NULL;
     size_t begin = last ? last->end : 0, end = prompt->text.n;
 
+    assert(prompt->n_segments <= prompt->n_segments_room && (prompt->segments || prompt->n_segments_room == 0));
     if (begin == end)
         return;
     if (last && last->is_markup == is_markup) {

@@ -295,7 +295,7 @@ static void finish_row(const struct attn_unit *unit, int j, int h, const struct 
     const struct attn_args *a = unit->args;
     const int d = a->head_dim, group = a->n_heads / a->n_kv_heads, head = unit->kv_head * group + h;
     const int i = (j - unit->row_begin) * group + h;
-    const size_t row = (size_t)(a->batch->seg_row[unit->seg] + j);
+    const size_t row = (size_t)a->batch->seg_row[unit->seg] + (size_t)j;
     const float *gate =
         a->gate ? (const float *)a->gate + row * (size_t)a->gate_stride + (size_t)head * (size_t)a->gate_head_stride
                 : NULL;

@@ -26,7 +26,7 @@ static void on_event(void *user, const struct chat_event *event) {
 
     assert(event->text.n > 0);
     for (size_t i = 0; i < event->text.n;) {
-        uint32_t cp;
+        uint32_t cp = 0;
         int n = utf8_decode((const unsigned char *)event->text.bytes + i, event->text.n - i, &cp);
 
         assert(n > 0);

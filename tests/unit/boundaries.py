@@ -40,7 +40,7 @@ def within(path, places):
 
 def resolve(source, name):
     """The file that a quoted include means: beside the source, else in one of the include folders."""
-    for folder in [source.parent, ROOT, ROOT / "kernels", ROOT / "model", ROOT / "kvstore", ROOT / "daemon"]:
+    for folder in [source.parent] + [ROOT / top for top in ("", "kernels", "model", "kvstore", "tools")]:
         if (folder / name).is_file():
             return str((folder / name).resolve().relative_to(ROOT))
     return None

@@ -287,7 +287,7 @@ static void values_that_are_not_finite_are_refused(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct qwen_config config;
         struct fixture_tensor *t;
-        char element[48];
+        char element[64];
         struct fixture f;
         size_t size, n;
 

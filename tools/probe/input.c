@@ -105,7 +105,7 @@ int input_ids_file(const char *path, bool list, int n_ids, struct ids **ret, int
     struct json_reader reader;
     struct ids *lists = NULL;
     int n = 0, r;
-    size_t bytes;
+    size_t bytes = 0;
     char *text = NULL;
 
     r = input_read_file(path, IDS_FILE_BYTES_MAX, &text, &bytes, report);
