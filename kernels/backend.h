@@ -59,7 +59,8 @@ enum stream_kind { STREAM_COMPUTE, STREAM_AUX, STREAM_LOAD, STREAM_STORE, STREAM
 
 /* ---- weights ---------------------------------------------------------------------------------------------------- */
 
-/* A row block of one matrix as it lies in a checkpoint (host memory, row major, rows `row_bytes` apart). */
+/* A row block of one matrix as it lies in a checkpoint (host memory, row major, rows `row_bytes` apart; a multiple of
+ * the element size; rows of made-up weights may overlap). */
 struct weight_part {
     const void *data;
     enum dtype dtype; /* F32, BF16, F16, or E4M3 with block scales */

@@ -15,6 +15,7 @@ struct devmem {
     int n_blocks, n_blocks_max;
     struct weight **weights;
     int n_weights, n_weights_max;
+    int error; /* of the first refusal since init; 0 if there was none */
 };
 
 void devmem_init(struct devmem *mem, const struct backend *backend, struct device *device, struct stream *stream);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int kv_width(const struct draft_config *c) {
     return c->n_kv_heads * c->head_dim;
@@ -90,6 +91,7 @@ int dflash_init(struct dflash *draft, const struct backend *backend, struct devi
     struct devmem *mem = &draft->mem;
     int n_full = 0, n_sliding = 0;
     bool ok;
+    int r;
 
     *draft = (struct dflash){.config = *config};
     devmem_init(mem, backend, device, stream);
@@ -108,10 +110,11 @@ int dflash_init(struct dflash *draft, const struct backend *backend, struct devi
     }
     if (ok && init_context(draft, mem, weights))
         return 0;
-    report_error(report, -ENOMEM, "drafter: its weights do not fit into the device's memory (%zu MiB were placed)",
-                 (devmem_weight_bytes(mem) + devmem_bytes(mem, MEM_DEVICE)) >> 20);
+    r = mem->error ? mem->error : -ENOMEM;
+    report_error(report, r, "drafter: the device did not take its weights (%zu MiB were placed): %s",
+                 (devmem_weight_bytes(mem) + devmem_bytes(mem, MEM_DEVICE)) >> 20, strerror(-r));
     dflash_deinit(draft);
-    return -ENOMEM;
+    return r;
 }
 
 void dflash_deinit(struct dflash *draft) {

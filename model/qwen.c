@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 int qwen_conv_dim(const struct qwen_config *c) {
     return 2 * c->gdn_k_heads * c->gdn_head_dim_k + qwen_value_dim(c);
@@ -94,6 +95,7 @@ int qwen_init(struct qwen *qwen, const struct backend *backend, struct device *d
               const struct qwen_config *config, const struct qwen_weights *weights, struct report *report) {
     struct devmem *mem = &qwen->mem;
     bool ok;
+    int r;
 
     *qwen = (struct qwen){.config = *config};
     devmem_init(mem, backend, device, stream);
@@ -121,10 +123,11 @@ int qwen_init(struct qwen *qwen, const struct backend *backend, struct device *d
     }
     if (ok)
         return 0;
-    report_error(report, -ENOMEM, "target: its weights do not fit into the device's memory (%zu MiB were placed)",
-                 (devmem_weight_bytes(mem) + devmem_bytes(mem, MEM_DEVICE)) >> 20);
+    r = mem->error ? mem->error : -ENOMEM;
+    report_error(report, r, "target: the device did not take its weights (%zu MiB were placed): %s",
+                 (devmem_weight_bytes(mem) + devmem_bytes(mem, MEM_DEVICE)) >> 20, strerror(-r));
     qwen_deinit(qwen);
-    return -ENOMEM;
+    return r;
 }
 
 void qwen_deinit(struct qwen *qwen) {

@@ -139,11 +139,9 @@ static void pack_all(void *arg) {
 /* ---- checks ------------------------------------------------------------------------------------------------------- */
 
 static bool part_is_valid(const struct weight_part *part, int n_cols) {
-    uint64_t row_bytes;
-
     if (part->data == NULL || part->n_rows <= 0 || (unsigned)part->dtype >= DTYPE_N)
         return false;
-    if (!checked_mul((uint64_t)n_cols, dtype_bytes(part->dtype), &row_bytes) || part->row_bytes < row_bytes)
+    if (part->row_bytes == 0 || part->row_bytes % dtype_bytes(part->dtype) != 0)
         return false;
     if (part->dtype != DTYPE_E4M3)
         return part->scale == NULL;

@@ -13,7 +13,7 @@ struct bench_group {
     const char *name, *summary;
     int (*run)(const struct bench_options *options); /* 0, or negative errno */
 };
-extern const struct bench_group bench_gemm;
+extern const struct bench_group bench_gemm, bench_pass;
 
 double bench_now(void);                      /* seconds */
 double bench_median(double *samples, int n); /* sorts them */

@@ -4,154 +4,20 @@
 #include "bench.h"
 
 #include "backend.h"
+#include "ceiling.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 enum {
-    READ_BYTES = 1 << 30,
     STREAM_BYTES = 256 << 20, /* weights per shape at least */
-    PEAK_STEPS = 4000000,
     ROWS_MAX = 256,
     COPIES_MAX = 256,
     REPEATS_MAX = 1000,
-    THREADS_MAX = 1024,
 };
-
-/* ---- ceilings ---------------------------------------------------------------------------------------------------- */
-
-struct crew {
-    int n;
-    void (*fn)(void *arg, int worker, int n);
-    void *arg;
-};
-
-struct crew_member {
-    const struct crew *crew;
-    int idx;
-    pthread_t thread;
-};
-
-static void *crew_main(void *arg) {
-    struct crew_member *member = arg;
-
-    member->crew->fn(member->crew->arg, member->idx, member->crew->n);
-    return NULL;
-}
-
-static double crew_seconds(const struct crew *crew) { /* thread start is noise beside 50 ms and more */
-    static struct crew_member members[THREADS_MAX];
-    double t = bench_now();
-
-    for (int i = 0; i < crew->n; i++) {
-        members[i] = (struct crew_member){.crew = crew, .idx = i};
-        pthread_create(&members[i].thread, NULL, crew_main, &members[i]);
-    }
-    for (int i = 0; i < crew->n; i++)
-        pthread_join(members[i].thread, NULL);
-    return bench_now() - t;
-}
-
-struct read_loop {
-    const uint64_t *words;
-    size_t n_words;
-    uint64_t sums[THREADS_MAX];
-};
-
-static void read_share(void *arg, int worker, int n) {
-    struct read_loop *loop = arg;
-    size_t begin = loop->n_words * (size_t)worker / (size_t)n / 32 * 32;
-    size_t end = loop->n_words * (size_t)(worker + 1) / (size_t)n / 32 * 32;
-    uint64_t sum[32] = {0};
-
-    for (size_t i = begin; i < end; i += 32)
-        for (int j = 0; j < 32; j++)
-            sum[j] ^= loop->words[i + (size_t)j];
-    for (int j = 1; j < 32; j++)
-        sum[0] ^= sum[j];
-    loop->sums[worker] = sum[0];
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) static float peak_avx2(void) {
-    __m256 sum[12], a = _mm256_set1_ps(1.0000001f), b = _mm256_set1_ps(1e-9f);
-    float out[8];
-
-    for (int i = 0; i < 12; i++)
-        sum[i] = _mm256_set1_ps((float)i);
-    for (int step = 0; step < PEAK_STEPS; step++)
-#if defined(__clang__)
-#pragma clang loop unroll(full)
-#else
-#pragma GCC unroll 12
-#endif
-        for (int i = 0; i < 12; i++)
-            sum[i] = _mm256_fmadd_ps(sum[i], a, b);
-    for (int i = 1; i < 12; i++)
-        sum[0] = _mm256_add_ps(sum[0], sum[i]);
-    _mm256_storeu_ps(out, sum[0]);
-    return out[0];
-}
-
-__attribute__((target("avx512f,avx512bf16"))) static float peak_avx512bf16(void) {
-    __m512 sum[16];
-    __m512bh a = (__m512bh)_mm512_set1_epi32(0x3f803f80), b = (__m512bh)_mm512_set1_epi32(0x30003000);
-    float out[16];
-
-    for (int i = 0; i < 16; i++)
-        sum[i] = _mm512_set1_ps((float)i);
-    for (int step = 0; step < PEAK_STEPS; step++)
-#if defined(__clang__)
-#pragma clang loop unroll(full)
-#else
-#pragma GCC unroll 16
-#endif
-        for (int i = 0; i < 16; i++)
-            sum[i] = _mm512_dpbf16_ps(sum[i], a, b);
-    for (int i = 1; i < 16; i++)
-        sum[0] = _mm512_add_ps(sum[0], sum[i]);
-    _mm512_storeu_ps(out, sum[0]);
-    return out[0];
-}
-#endif
-
-struct peak_loop {
-    const char *isa;
-    float sums[THREADS_MAX];
-};
-
-static void peak_share(void *arg, int worker, int n) {
-    struct peak_loop *loop = arg;
-
-    (void)n;
-#if defined(__x86_64__)
-    loop->sums[worker] = strcmp(loop->isa, "avx2") == 0 ? peak_avx2() : peak_avx512bf16();
-#else
-    loop->sums[worker] = 0;
-#endif
-}
-
-/* One sample; 0 where there is no such loop. */
-static double peak_gflops(const char *isa, int n_threads) {
-    static struct peak_loop loop;
-    double flops = (double)n_threads * PEAK_STEPS;
-
-    if (strcmp(isa, "avx2") == 0)
-        flops *= 12 * 8 * 2;
-    else if (strcmp(isa, "avx512bf16") == 0)
-        flops *= 16 * 32 * 2;
-    else
-        return 0;
-    loop.isa = isa;
-    return flops / crew_seconds(&(struct crew){n_threads, peak_share, &loop}) * 1e-9;
-}
 
 /* ---- one device, one shape ---------------------------------------------------------------------------------------- */
 
@@ -246,8 +112,8 @@ static void print_flops(double flops, double seconds, double peak) {
 }
 
 static int bench_shape(struct bench *bench, const struct shape *shape, const struct bench_options *options,
-                       struct read_loop *loop, const char *isa) {
-    static double read_s[REPEATS_MAX], one_s[REPEATS_MAX], block_s[REPEATS_MAX], block_peak[REPEATS_MAX];
+                       struct ceiling_read *read_loop, const char *isa) {
+    static double read_rate[REPEATS_MAX], one_s[REPEATS_MAX], block_s[REPEATS_MAX], block_peak[REPEATS_MAX];
     static double many_s[REPEATS_MAX], many_peak[REPEATS_MAX];
     double bytes = (double)shape->n * shape->k * 2, read, one, block;
     int n_threads = bench->backend->caps(bench->device)->n_threads, n = options->n_repeats;
@@ -259,10 +125,10 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
     if (r == 0)
         r = record(bench, shape, &program);
     for (int i = 0; r == 0 && i < n; i++) { /* side by side, so that all see the same machine */
-        read_s[i] = crew_seconds(&(struct crew){n_threads, read_share, loop});
+        read_rate[i] = ceiling_read_rate(read_loop, n_threads);
         one_s[i] = time_rows(bench, program, 1);
         block_s[i] = time_rows(bench, program, 16);
-        block_peak[i] = peak_gflops(isa, n_threads);
+        block_peak[i] = ceiling_gflops(isa, n_threads);
     }
     while (bench->n_weights > 1 && r == 0) /* arithmetic decides here: one copy is enough */
         bench->backend->weight_free(bench->device, bench->weights[--bench->n_weights]);
@@ -272,7 +138,7 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
         r = record(bench, shape, &program);
     for (int i = 0; r == 0 && i < n; i++) {
         many_s[i] = time_rows(bench, program, ROWS_MAX);
-        many_peak[i] = peak_gflops(isa, n_threads);
+        many_peak[i] = ceiling_gflops(isa, n_threads);
         if (shape->n > 100000 && i >= 2)
             n = i + 1; /* a second each */
     }
@@ -282,7 +148,7 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
     if (r < 0)
         return r;
 
-    read = (double)READ_BYTES / bench_median(read_s, options->n_repeats);
+    read = bench_median(read_rate, options->n_repeats);
     one = bench_median(one_s, options->n_repeats);
     block = bench_median(block_s, options->n_repeats);
     printf("%-8s %6d x %-4d | %8.1f us %5.1f GB/s %4.2f of %4.1f | %8.1f us %4.2fx", shape->name, shape->n, shape->k,
@@ -295,7 +161,7 @@ static int bench_shape(struct bench *bench, const struct shape *shape, const str
     return 0;
 }
 
-static int bench_isa(const char *isa, const struct bench_options *options, struct read_loop *loop) {
+static int bench_isa(const char *isa, const struct bench_options *options, struct ceiling_read *read_loop) {
     struct bench bench = {.backend = backend_find("cpu")};
     struct backend_options device_options = {.numeric = NUMERIC_FAST, .n_threads = options->n_threads, .isa = isa};
     static int32_t ints[BATCH_INTS];
@@ -329,7 +195,7 @@ static int bench_isa(const char *isa, const struct bench_options *options, struc
             "     | M = %d\n",
             caps->kernel_path, caps->n_threads, ROWS_MAX);
         for (size_t i = 0; r == 0 && i < ARRAY_LEN(shapes); i++)
-            r = bench_shape(&bench, &shapes[i], options, loop, isa);
+            r = bench_shape(&bench, &shapes[i], options, read_loop, isa);
         bench.backend->stream_close(bench.stream);
     }
     bench.backend->close(bench.device);
@@ -341,25 +207,16 @@ static int bench_isa(const char *isa, const struct bench_options *options, struc
 
 static int run(const struct bench_options *options) {
     static const char *const isas[] = {"scalar", "avx2", "avx512bf16"};
-    static struct read_loop loop;
-    uint64_t *words = NULL;
-    const struct backend *backend = backend_find("cpu");
-    struct device *device;
-    int r = backend->open(&(struct backend_options){.n_threads = 1}, &device);
+    static struct ceiling_read read_loop;
+    int r = ceiling_read_open(&read_loop);
 
     if (r < 0)
         return r;
-    r = backend->mem_alloc(device, MEM_DEVICE, READ_BYTES, (void **)&words); /* on large pages, as weights are */
-    for (size_t i = 0; r == 0 && i < READ_BYTES / 8; i++)
-        words[i] = i;
-    loop.words = words;
-    loop.n_words = READ_BYTES / 8;
-    if (r == 0 && options->isa != NULL)
-        r = bench_isa(options->isa, options, &loop);
+    if (options->isa != NULL)
+        r = bench_isa(options->isa, options, &read_loop);
     for (size_t i = 0; r == 0 && options->isa == NULL && i < ARRAY_LEN(isas); i++)
-        r = bench_isa(isas[i], options, &loop);
-    backend->mem_free(device, MEM_DEVICE, words, READ_BYTES);
-    backend->close(device);
+        r = bench_isa(isas[i], options, &read_loop);
+    ceiling_read_close(&read_loop);
     return r;
 }
 

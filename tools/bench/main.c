@@ -8,6 +8,7 @@
 
 static const struct bench_group *const groups[] = {
     &bench_gemm,
+    &bench_pass,
 };
 enum { N_GROUPS = sizeof groups / sizeof groups[0] };
 
