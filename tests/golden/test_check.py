@@ -56,8 +56,8 @@ TARGET_DAMAGES = {
     "no weights": lambda f: (f / "model.safetensors").unlink(),
     "weights end early": cut_file,
     "header length beyond the file": lie_about_header_length,
-    "a tensor is missing": lambda f: edit_header(f, lambda h: h.pop("model.layers.1.linear_attn.A_log")),
-    "a tensor nobody asked for": lambda f: edit_header(f, rename("model.norm.weight", "model.other.weight")),
+    "bytes that belong to no tensor": lambda f: edit_header(f, lambda h: h.pop("model.layers.1.linear_attn.A_log")),
+    "a tensor under another name": lambda f: edit_header(f, rename("model.norm.weight", "model.other.weight")),
     "a tensor lies on its side": lambda f: edit_header(f, transpose_shape),
 }
 
@@ -67,7 +67,7 @@ DRAFT_DAMAGES = {
     "no block size": lambda f: edit_config(f, lambda c: c.pop("block_size")),
     "mask id beyond the vocabulary": lambda f: edit_config(f, lambda c: c["dflash_config"].__setitem__("mask_token_id", 512)),
     "other target": lambda f: edit_config(f, lambda c: c.__setitem__("num_target_layers", 8)),
-    "a tensor is missing": lambda f: edit_header(f, lambda h: h.pop("fc.weight")),
+    "a tensor under another name": lambda f: edit_header(f, rename("fc.weight", "fc.bias")),
 }
 
 
