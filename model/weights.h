@@ -1,5 +1,6 @@
-/* weights: checkpoint folder -> named, shape-checked tensors of one rank. Views into the mapped files, never copies
- * (except dummy weights). Every tensor of the file is either used, or skipped by a known name, or an error. */
+/* weights: checkpoint folder -> named, shape-checked tensors of one rank. Views into the mapped files; only data at an
+ * address that its element type may not have is copied. Every tensor of the file is either used, or skipped by a known
+ * name, or an error. */
 #pragma once
 #include "config.h"
 
@@ -16,7 +17,9 @@ struct tensor {
     int scale_cols; /* scales per block row of the file */
 };
 
-struct shard_of { /* tensor parallel place; {0, 1} for one device */
+/* Tensor parallel place; {0, 1} for one device. Heads and MLP widths are divided: rows of q, k, v, in_*, gate and up,
+ * columns of o, gdn_out and down, and their biases; all else, embedding and head included, is whole on every rank. */
+struct shard_of {
     int rank, size;
 };
 
@@ -28,7 +31,7 @@ struct qwen_layer_weights {
     struct tensor q, k, v, o, q_norm, k_norm; /* full attention; q holds [query | gate] per head */
     struct tensor in_qkv[3], in_z, in_b, in_a, conv, a_log, dt_bias, gdn_norm,
         gdn_out;                  /* in_qkv: q, k, v row blocks of this rank */
-    struct tensor conv_qkv[3];    /* conv channels of the same row blocks [n, taps] */
+    struct tensor conv_qkv[3];    /* conv channels of the same row blocks [n, taps]; conv: of all ranks */
     struct tensor gate, up, down; /* dense */
     struct tensor router, shared_gate, shared_up, shared_down, shared_router;
     struct expert_weights *experts; /* [n_experts] or NULL */
@@ -43,7 +46,7 @@ struct qwen_weights {
 };
 struct draft_layer_weights {
     struct tensor input_norm, post_norm, q, k, v, o, q_norm, k_norm, gate, up, down;
-    struct tensor q_bias, k_bias, v_bias, o_bias; /* attention_bias */
+    struct tensor q_bias, k_bias, v_bias, o_bias; /* attention_bias; o_bias only on rank 0, as ranks are summed */
 };
 struct draft_weights {
     struct tensor fc, hidden_norm, norm;
@@ -61,8 +64,8 @@ int draft_weights_load(struct checkpoint *checkpoint, const struct draft_config 
                        struct draft_weights *ret_weights, struct report *report);
 void draft_weights_deinit(struct draft_weights *weights);
 
-/* Random weights for a config alone, of plausible magnitudes (never zeros): views into one pseudo-random pool that
- * the returned checkpoint owns. */
+/* Random weights for a config alone, of plausible magnitudes (never zeros): views into a pseudo-random pool that the
+ * returned checkpoint owns. Rows of a matrix overlap there: row_bytes is less than a row. */
 int qwen_weights_dummy(const struct qwen_config *config, uint64_t seed, struct checkpoint **ret_checkpoint,
                        struct qwen_weights *ret_weights, struct report *report);
 int draft_weights_dummy(const struct draft_config *config, uint64_t seed, struct checkpoint **ret_checkpoint,

@@ -61,7 +61,7 @@ static long resident_kib(void) {
 
 static void a_small_published_size_costs_little(void **state) {
     struct qwen_config config = small_published();
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct report report = {""};
     struct qwen_weights w;
     long before = resident_kib();
@@ -122,7 +122,7 @@ static void the_seed_decides_the_values(void **state) {
 
 static void fp8_configs_have_scaled_projections(void **state) {
     struct qwen_config config = fixture_odd_config(false);
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct report report = {""};
     struct qwen_weights w;
     double deviation = 1 / sqrt(192.0);
@@ -142,10 +142,10 @@ static void fp8_configs_have_scaled_projections(void **state) {
 }
 
 static void drafters_have_dummies_too(void **state) {
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct report report = {""};
     struct draft_config config;
-    struct draft_weights w;
+    struct draft_weights w = {0};
 
     (void)state;
     if (draft_config_read(SOURCE_ROOT "/tests/golden/dense-a-draft-unsorted-bias/config.json", DRAFT_CAUSAL_AUTO,

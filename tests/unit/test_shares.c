@@ -178,7 +178,7 @@ static void shares_of_fp8_blocks_make_the_whole(void **state) {
 
 static void refuse(const struct qwen_config *config, const struct fixture_style *style, struct shard_of of,
                    const char *tensor, const char *reason) {
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct qwen_weights weights;
     struct report report = {""};
     struct fixture f;
@@ -216,7 +216,7 @@ static void what_ranks_cannot_share_is_refused(void **state) {
 
 static void shares_of_a_drafter_make_the_whole(void **state) {
     static const char folder[] = SOURCE_ROOT "/tests/golden/dense-a-draft-unsorted-bias";
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct draft_weights weights[RANKS + 1];
     struct report report = {""};
     struct draft_config config;

@@ -198,7 +198,7 @@ static void an_extra_tensor_is_refused(void **state) {
 
 static void skipped_tensors_are_counted(void **state) {
     static const uint64_t dims[] = {4, 0};
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct report report = {""};
     struct qwen_weights weights;
     struct qwen_config config;
