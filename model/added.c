@@ -95,6 +95,17 @@ static bool is_space_before(const struct unicode *unicode, const char *text, siz
     return (unicode_at(unicode, text + start, end - start, &n_char) & UNICODE_CLASS_MASK) == UNICODE_SPACE;
 }
 
+/* Bytes from `at` on in which a token may lie; 0: none may begin here. */
+static size_t room_at(struct added_walk *walk, size_t at) {
+    if (!walk->ranges)
+        return walk->n - at;
+    while (walk->n_ranges > 0 && walk->ranges->end <= at) {
+        walk->ranges++;
+        walk->n_ranges--;
+    }
+    return walk->n_ranges > 0 && walk->ranges->begin <= at ? walk->ranges->end - at : 0;
+}
+
 bool added_next(const struct added *added, const struct unicode *unicode, struct added_walk *walk,
                 struct added_piece *ret_piece) {
     const struct added_token *token = NULL;
@@ -105,7 +116,7 @@ bool added_next(const struct added *added, const struct unicode *unicode, struct
         at = walk->n;
     for (; at < walk->n; at++)
         if (added->first_byte[(unsigned char)walk->text[at]] &&
-            (token = longest_at(added, walk->text + at, walk->n - at)) != NULL)
+            (token = longest_at(added, walk->text + at, room_at(walk, at))) != NULL)
             break;
     if (!token) {
         walk->searched = walk->n;

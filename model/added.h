@@ -30,10 +30,16 @@ int added_add(struct added *added, const struct added_token *token);
 /* The content that two tokens share, or NULL. */
 const struct added_token *added_sort(struct added *added);
 
+struct added_range {
+    size_t begin, end;
+};
+
 /* A walk over one text. */
 struct added_walk {
     const char *text;
     size_t n;
+    const struct added_range *ranges; /* tokens lie wholly inside one of these, ascending; NULL: anywhere */
+    size_t n_ranges;
     size_t searched; /* the next match begins here or later */
     size_t taken;    /* the next piece begins here */
 };

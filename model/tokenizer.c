@@ -256,48 +256,70 @@ static size_t repair(const char *text, size_t n, char *out) {
     return n_out;
 }
 
-int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n, unsigned flags,
-                     struct tokenizer_ids *ids) {
-    struct encoder encoder = {.tokenizer = tokenizer, .ids = ids, .markup = flags & TOKENIZER_MARKUP};
-    struct added_walk walk = {.text = text, .n = n};
+/* The walk says where the text lies and where markup may be. */
+static int encode_walk(const struct tokenizer *tokenizer, struct added_walk *walk, bool markup,
+                       struct tokenizer_ids *ids) {
+    struct encoder encoder = {.tokenizer = tokenizer, .ids = ids, .markup = markup};
     struct added_piece piece;
     size_t n_before = ids->n, n_memo = 16;
-    char *repaired = NULL;
     int r = 0;
 
-    if (n > TOKENIZER_TEXT_BYTES_MAX)
-        return -E2BIG;
-    if (n == 0)
-        return 0;
-    while (n_memo < MEMO_WORDS_MAX && n_memo < n / 4) /* a short text need not pay for clearing a large table */
+    while (n_memo < MEMO_WORDS_MAX && n_memo < walk->n / 4) /* a short text need not pay for clearing a large table */
         n_memo *= 2;
     encoder.memo = calloc(n_memo, sizeof *encoder.memo);
     encoder.memo_mask = (uint32_t)n_memo - 1;
     if (!encoder.memo)
         return -ENOMEM;
-    if (valid_bytes(text, n) < n) {
-        repaired = malloc(3 * n);
-        if (!repaired) {
-            r = -ENOMEM;
-            goto out;
-        }
-        walk.text = repaired;
-        walk.n = repair(text, n, repaired);
-    }
-    if (!encoder.markup)
-        r = encode_raw(&encoder, walk.text, walk.n);
+    if (!markup)
+        r = encode_raw(&encoder, walk->text, walk->n);
     else
-        while (r == 0 && added_next(&tokenizer->raw, &tokenizer->unicode, &walk, &piece))
+        while (r == 0 && added_next(&tokenizer->raw, &tokenizer->unicode, walk, &piece))
             r = piece.token ? encode_token(&encoder, piece.token->id)
-                            : encode_raw(&encoder, walk.text + piece.start, piece.end - piece.start);
+                            : encode_raw(&encoder, walk->text + piece.start, piece.end - piece.start);
     if (r != 0)
         ids->n = n_before;
-out:
     free(encoder.memo);
-    free(repaired);
     nfc_deinit(&encoder.nfc);
     bpe_scratch_deinit(&encoder.bpe);
     return r;
+}
+
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n, unsigned flags,
+                     struct tokenizer_ids *ids) {
+    struct added_walk walk = {.text = text, .n = n};
+    char *repaired = NULL;
+    int r;
+
+    if (n > TOKENIZER_TEXT_BYTES_MAX)
+        return -E2BIG;
+    if (n == 0)
+        return 0;
+    if (valid_bytes(text, n) < n) {
+        repaired = malloc(3 * n);
+        if (!repaired)
+            return -ENOMEM;
+        walk.text = repaired;
+        walk.n = repair(text, n, repaired);
+    }
+    r = encode_walk(tokenizer, &walk, flags & TOKENIZER_MARKUP, ids);
+    free(repaired);
+    return r;
+}
+
+int tokenizer_encode_marked(const struct tokenizer *tokenizer, const char *text, size_t n,
+                            const struct added_range *ranges, size_t n_ranges, struct tokenizer_ids *ids) {
+    static const struct added_range nowhere[1];
+    struct added_walk walk = {.text = text, .n = n, .ranges = n_ranges ? ranges : nowhere, .n_ranges = n_ranges};
+    size_t at = 0;
+
+    if (n > TOKENIZER_TEXT_BYTES_MAX)
+        return -E2BIG;
+    for (size_t i = 0; i < n_ranges; at = ranges[i++].end)
+        if (ranges[i].begin < at || ranges[i].end < ranges[i].begin || ranges[i].end > n)
+            return -EINVAL;
+    if (valid_bytes(text, n) < n)
+        return -EINVAL;
+    return n == 0 ? 0 : encode_walk(tokenizer, &walk, true, ids);
 }
 
 void tokenizer_text_deinit(struct tokenizer_text *text) {

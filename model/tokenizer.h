@@ -8,6 +8,7 @@
 
 struct report;
 struct tokenizer;
+struct added_range; /* added.h: bytes [begin, end) */
 
 enum {
     TOKENIZER_FILE_BYTES_MAX = 256 << 20,
@@ -50,6 +51,12 @@ enum {
  * above TOKENIZER_TEXT_BYTES_MAX, -ENOMEM; `ids` then holds what it held before. */
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n, unsigned flags,
                      struct tokenizer_ids *ids);
+
+/* The same for text of which only some ranges are markup, as a rendered chat: added tokens are recognised inside these
+ * ranges only (ascending, not overlapping, inside the text); everything else is plain text, whatever it spells. The text
+ * must be well-formed UTF-8: -EINVAL if not. */
+int tokenizer_encode_marked(const struct tokenizer *tokenizer, const char *text, size_t n,
+                            const struct added_range *ranges, size_t n_ranges, struct tokenizer_ids *ids);
 
 struct tokenizer_text {
     char *bytes; /* not ended by a zero */

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "added.h"
 #include "base.h"
 #include "bpe.h"
 #include "nfc.h"
@@ -298,6 +299,46 @@ static void markup_is_plain_text_unless_allowed(void **state) {
         assert_true(ids.ids[i] != start && ids.ids[i] != think);
     decodes_to(t, &ids, TOKENIZER_SKIP_SPECIAL, text);
     tokenizer_ids_deinit(&ids);
+}
+
+static void markup_counts_inside_the_marked_ranges_only(void **state) {
+    const struct fixture *f = *state;
+    static const char text[] = "<|im_start|>user\n<|im_end|>x<|im_end|>\n";
+    size_t n = sizeof text - 1;
+    const struct added_range all = {0, n}, turn[] = {{0, 17}, {28, n}}, bad[] = {{5, 3}}, outside[] = {{0, n + 1}};
+    const struct added_range cut[] = {{0, 11}, {29, n}}; /* one byte short of either token */
+    struct tokenizer_ids ids = {0}, plain = {0}, marked = {0};
+    int32_t im_start = tokenizer_find(f->tiny, "<|im_start|>"), im_end = tokenizer_find(f->tiny, "<|im_end|>");
+    int n_end = 0;
+
+    /* no range: as plain text; one range over all: as text with markup */
+    assert_int_equal(tokenizer_encode(f->tiny, text, n, 0, &plain), 0);
+    assert_int_equal(tokenizer_encode_marked(f->tiny, text, n, NULL, 0, &ids), 0);
+    assert_int_equal(ids.n, plain.n);
+    assert_memory_equal(ids.ids, plain.ids, plain.n * sizeof *plain.ids);
+    ids.n = 0;
+    assert_int_equal(tokenizer_encode_marked(f->tiny, text, n, cut, 2, &ids), 0);
+    assert_int_equal(ids.n, plain.n);
+    ids.n = 0;
+    assert_int_equal(tokenizer_encode(f->tiny, text, n, TOKENIZER_MARKUP, &marked), 0);
+    assert_int_equal(tokenizer_encode_marked(f->tiny, text, n, &all, 1, &ids), 0);
+    assert_int_equal(ids.n, marked.n);
+    assert_memory_equal(ids.ids, marked.ids, marked.n * sizeof *marked.ids);
+
+    /* the template's own turn markers are tokens, what the user spelled is not */
+    ids.n = 0;
+    assert_int_equal(tokenizer_encode_marked(f->tiny, text, n, turn, 2, &ids), 0);
+    assert_int_equal(ids.ids[0], im_start);
+    for (size_t i = 0; i < ids.n; i++)
+        n_end += ids.ids[i] == im_end;
+    assert_int_equal(n_end, 1);
+
+    assert_int_equal(tokenizer_encode_marked(f->tiny, text, n, bad, 1, &ids), -EINVAL);
+    assert_int_equal(tokenizer_encode_marked(f->tiny, text, n, outside, 1, &ids), -EINVAL);
+    assert_int_equal(tokenizer_encode_marked(f->tiny, "a\xff", 2, &all, 0, &ids), -EINVAL);
+    tokenizer_ids_deinit(&ids);
+    tokenizer_ids_deinit(&plain);
+    tokenizer_ids_deinit(&marked);
 }
 
 static void encoding_appends_and_has_a_limit(void **state) {
@@ -604,6 +645,7 @@ int main(void) {
         cmocka_unit_test(one_pair_has_one_merge),
         cmocka_unit_test(ill_formed_bytes_are_read_as_replacement_characters),
         cmocka_unit_test(markup_is_plain_text_unless_allowed),
+        cmocka_unit_test(markup_counts_inside_the_marked_ranges_only),
         cmocka_unit_test(encoding_appends_and_has_a_limit),
         cmocka_unit_test(threads_share_one_tokenizer),
         cmocka_unit_test(a_stream_never_shows_half_a_character),
