@@ -198,6 +198,8 @@ int checkpoint_open(const char *folder, struct checkpoint **ret_checkpoint, stru
     } else {
         c->name = report_path(c->folder);
         r = open_folder(c, report);
+        if (r == 0 && c->n_files == 1)
+            c->name = c->files[0].name;
     }
     if (r != 0) {
         checkpoint_close(c);

@@ -23,7 +23,7 @@ struct checkpoint_tensor {
 
 struct checkpoint {
     char *folder;
-    const char *name;              /* the end of folder, for reports */
+    const char *name;              /* for reports: the end of folder, or of the file where one file is all there is */
     struct checkpoint_file *files; /* [n_files] */
     int n_files;
     struct checkpoint_tensor *tensors; /* [n_tensors], sorted by name */

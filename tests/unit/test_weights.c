@@ -96,7 +96,7 @@ static void refuse_target(struct fixture *f, const struct qwen_config *config, c
     fixture_save(f);
     if (load_target(f->folder, config, &report) != -EINVAL)
         fail_msg("not refused: %s %s", tensor, reason);
-    assert_report(&report, f->folder, tensor, reason, NULL);
+    assert_report(&report, f->folder, "/model.safetensors: ", tensor, reason, NULL);
 }
 
 static void refuse_draft(struct fixture *f, const struct draft_config *config, const char *tensor, const char *reason) {
@@ -105,7 +105,7 @@ static void refuse_draft(struct fixture *f, const struct draft_config *config, c
     fixture_save(f);
     if (load_draft(f->folder, config, &report) != -EINVAL)
         fail_msg("not refused: %s %s", tensor, reason);
-    assert_report(&report, f->folder, tensor, reason, NULL);
+    assert_report(&report, f->folder, "/model.safetensors: ", tensor, reason, NULL);
 }
 
 static bool is_skipped_name(const char *name) {
@@ -545,6 +545,7 @@ static void foreign_parts_of_drafters_are_refused_by_name(void **state) {
         {"layers.0.self_attn.q_proj.bias", "unexpected tensor"},
         {"layers.2.input_layernorm.weight", "unexpected tensor"},
     };
+    struct report report = {""};
     struct draft_config config;
     struct fixture f;
 
@@ -558,7 +559,9 @@ static void foreign_parts_of_drafters_are_refused_by_name(void **state) {
         fixture_drop(&f, cases[i].name);
     }
     fixture_write(&f, "mask_embedding.pt", "x", 1);
-    refuse_draft(&f, &config, "mask_embedding.pt: ", "unsupported");
+    fixture_save(&f);
+    assert_int_equal(-EINVAL, load_draft(f.folder, &config, &report));
+    assert_report(&report, f.folder, "/mask_embedding.pt: ", "unsupported", NULL);
     fixture_close(&f);
 }
 
