@@ -142,7 +142,7 @@ static void fp8_configs_have_scaled_projections(void **state) {
 }
 
 static void drafters_have_dummies_too(void **state) {
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint = NULL;
     struct report report = {""};
     struct draft_config config;
     struct draft_weights w;
