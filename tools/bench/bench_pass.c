@@ -3,12 +3,14 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench.h"
 #include "ceiling.h"
 #include "space.h"
+#include "tokenizer.h"
 
-enum { CONTEXT = 1024, CHUNK = 512, GENERATE = 192, REPEATS_MAX = 1000, BLOCK = 16 };
+enum { CONTEXT = 1024, CHUNK = 512, GENERATE = 128, PROMPT_MAX = 64, REPEATS_MAX = 1000, BLOCK = 16 };
 
 struct bench {
     const struct bench_options *options;
@@ -91,8 +93,9 @@ static void close_bench(struct bench *bench) {
         bench->backend->close(bench->device);
 }
 
-/* Seconds of one pass over n rows of made-up ids at the current position. */
-static double feed(struct bench *bench, struct model_pass *pass, struct model_batch *in, int n, bool outs, int flags) {
+/* Seconds of one pass over n rows at the current position; ids NULL: made-up ones. */
+static double feed(struct bench *bench, struct model_pass *pass, struct model_batch *in, const int32_t *ids, int n,
+                   bool outs, int flags) {
     struct batch *b = &in->view;
     double start;
 
@@ -105,7 +108,7 @@ static double feed(struct bench *bench, struct model_pass *pass, struct model_ba
     b->seg_row[0] = 0;
     b->seg_row[1] = n;
     for (int i = 0; i < n; i++) {
-        b->row_token[i] = 1 + (bench->pos + i) * 37 % 3000;
+        b->row_token[i] = ids ? ids[i] : 1 + (bench->pos + i) * 37 % 3000;
         b->row_seg[i] = 0;
     }
     for (int i = 0; i < *b->n_outs; i++)
@@ -118,13 +121,12 @@ static double feed(struct bench *bench, struct model_pass *pass, struct model_ba
 }
 
 /* Tokens per second of CONTEXT prompt tokens. */
-static double prefill(struct bench *bench, int flags_of_last) {
+static double prefill(struct bench *bench) {
     double seconds = 0;
 
     bench->pos = 0;
     for (int at = 0; at < CONTEXT; at += CHUNK)
-        seconds +=
-            feed(bench, bench->prefill, &bench->prefill_in, CHUNK, false, at + CHUNK == CONTEXT ? flags_of_last : 0);
+        seconds += feed(bench, bench->prefill, &bench->prefill_in, NULL, CHUNK, false, 0);
     return CONTEXT / seconds;
 }
 
@@ -143,11 +145,11 @@ static int bench_rows(struct bench *bench, struct ceiling_read *read_loop) {
 
     if (r != 0)
         return r;
-    prompt_rate = prefill(bench, 0);
+    prompt_rate = prefill(bench);
     for (int i = 0; i < n; i++) {
         rate[i] = ceiling_read_rate(read_loop, n_threads);
-        one[i] = feed(bench, bench->verify, &bench->verify_in, 1, true, 0);
-        block[i] = feed(bench, bench->verify, &bench->verify_in, BLOCK, true, 0);
+        one[i] = feed(bench, bench->verify, &bench->verify_in, NULL, 1, true, 0);
+        block[i] = feed(bench, bench->verify, &bench->verify_in, NULL, BLOCK, true, 0);
     }
     one_s = bench_median(one, n);
     read = bench_median(rate, n);
@@ -160,19 +162,48 @@ static int bench_rows(struct bench *bench, struct ceiling_read *read_loop) {
     return 0;
 }
 
+/* Ids of a text with markup, PROMPT_MAX at most. */
+static int encode(const char *folder, const char *text, int32_t *ids, int *ret_n) {
+    struct tokenizer_ids encoded = {0};
+    struct report report = {0};
+    struct tokenizer *tokenizer;
+    char path[4096];
+    int r;
+
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    r = tokenizer_open(path, &tokenizer, &report);
+    if (r != 0) {
+        fprintf(stderr, "spillway-bench: %s\n", report.line);
+        return r;
+    }
+    r = tokenizer_encode(tokenizer, text, strlen(text), TOKENIZER_MARKUP, &encoded);
+    *ret_n = min_int((int)encoded.n, PROMPT_MAX);
+    for (int i = 0; r == 0 && i < *ret_n; i++)
+        ids[i] = encoded.ids[i];
+    tokenizer_ids_deinit(&encoded);
+    tokenizer_free(tokenizer);
+    return r;
+}
+
 /* Real generation with and without the drafter. */
-static int bench_generation(struct bench *bench, bool speculate) {
+static int bench_generation(struct bench *bench, const char *target, bool speculate) {
+    static const char prompt[] = "<|im_start|>user\nCount from 3 to 40.<|im_end|>\n<|im_start|>assistant\n"
+                                 "<think>\n\n</think>\n\n";
     struct seq_ctl ctl = space_ctl(GENERATE, 1 << 30, NULL, 0);
     const struct step_ring *ring = model_ring(bench->model);
     const struct step_out *out;
-    int n_steps = 0, r;
+    int32_t ids[PROMPT_MAX];
+    int n_steps = 0, n, r;
     double start, seconds;
 
     ctl.speculate = speculate;
-    r = space_admit(&bench->space, 0, &ctl);
+    r = encode(target, prompt, ids, &n);
+    if (r == 0)
+        r = space_admit(&bench->space, 0, &ctl);
     if (r != 0)
         return r;
-    prefill(bench, SEG_SAMPLE);
+    bench->pos = 0;
+    feed(bench, bench->prefill, &bench->prefill_in, ids, n, false, SEG_SAMPLE);
     bench->list[0] = 1;
     bench->list[1] = 0;
     start = bench_now();
@@ -204,9 +235,9 @@ static int bench_pair(const struct bench_options *options, const char *name, con
         printf("%s, %s, %d threads, context %d\n", name, caps->kernel_path, caps->n_threads, CONTEXT);
         r = bench_rows(&bench, read_loop);
         if (r == 0 && draft)
-            r = bench_generation(&bench, false);
+            r = bench_generation(&bench, target, false);
         if (r == 0 && draft)
-            r = bench_generation(&bench, true);
+            r = bench_generation(&bench, target, true);
     }
     close_bench(&bench);
     return r;
