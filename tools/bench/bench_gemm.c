@@ -48,7 +48,7 @@ enum { BATCH_INTS = 16 };
 
 /* The same data in every copy: only where it lies matters. */
 static int pack_copies(struct bench *bench, const struct shape *shape) {
-    size_t bytes = (size_t)shape->n * (size_t)shape->k * 2;
+    size_t n_values = (size_t)shape->n * (size_t)shape->k, bytes = n_values * 2;
     int n_copies = (int)min_int(COPIES_MAX, (int)div_ceil(STREAM_BYTES, bytes)), r = 0;
     uint16_t *data = malloc(bytes);
     bool is_pair = shape->epilogue == LINEAR_SWIGLU;
@@ -58,11 +58,11 @@ static int pack_copies(struct bench *bench, const struct shape *shape) {
 
     if (data == NULL)
         return -ENOMEM;
-    assert(bytes >= 2);
-    for (size_t i = 0; i < bytes / 2; i++)
+    assert(n_values > 0);
+    for (size_t i = 0; i < n_values; i++)
         data[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 16) % 256 + (i % 2) * 0x8000);
     for (int i = 0; i < 2; i++)
-        parts[i] = (struct weight_part){.data = data + (size_t)i * (size_t)n_rows * (size_t)shape->k % (bytes / 2),
+        parts[i] = (struct weight_part){.data = data + (size_t)i * (size_t)n_rows * (size_t)shape->k % n_values,
                                         .dtype = DTYPE_BF16,
                                         .n_rows = n_rows,
                                         .row_bytes = (size_t)shape->k * 2};

@@ -131,7 +131,7 @@ double ceiling_gflops(const char *isa, int n_threads) {
 
 int ceiling_read_open(struct ceiling_read *read) {
     const struct backend *backend = backend_find("cpu");
-    void *words;
+    void *words = NULL;
     int r;
 
     *read = (struct ceiling_read){0};
