@@ -113,3 +113,12 @@ def test_missing_shard_is_refused(probe, copy):
     folder = copy("fp8-a")
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert_refused(probe, model=folder)
+
+
+@pytest.mark.parametrize("options", [dict(generate=1), dict(tokenize=True)], ids=str)
+def test_a_rendered_chat_that_also_runs_needs_a_tokenizer(probe, golden, tmp_path, options):
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
+    code, out, err = probe.run(model=golden / "dense-a", chat=chat, render=True, **options)
+    assert (code, out) == (EXIT_UNUSABLE, "")
+    assert "tokenizer.json" in err and len(err.splitlines()) == 1
