@@ -31,7 +31,7 @@ class Target:
     # ---- what the drafter borrows
 
     def embed(self, ids):
-        return self.weights[self.prefix + "embed_tokens.weight"][ids]
+        return self.points.act(self.weights[self.prefix + "embed_tokens.weight"][ids])
 
     def head(self, h):
         """Logits of rows that went through the final norm and are rounded already."""
