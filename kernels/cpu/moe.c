@@ -23,8 +23,8 @@ struct moe_op {
     size_t h;           /* f32 [R, hidden] normalised, rounded as GEMM inputs */
     size_t packed_h;    /* the same, packed */
     size_t logits;      /* f32 [R, n_experts + 1] */
-    size_t weights;     /* f32 [R, top_k] */
-    size_t shared_gate; /* f32 [R] */
+    size_t weights;     /* f64 [R, top_k] */
+    size_t shared_gate; /* f64 [R] */
     size_t ids;         /* int32 [R, top_k] */
     size_t slot_of;     /* int32 [R, top_k] */
     size_t slot_row;    /* int32 [S] */
@@ -46,7 +46,8 @@ struct moe {
     struct device *device;
     const struct moe_args *args;
     int n_rows;
-    float *h, *logits, *weights, *shared_gate, *act, *shared_act, *out, *shared_out;
+    float *h, *logits, *act, *shared_act, *out, *shared_out;
+    double *weights, *shared_gate;
     int32_t *ids, *slot_of, *slot_row, *first;
     bool *used;
     char *packed_h, *packed_x, *packed_act, *packed_shared;
@@ -101,7 +102,7 @@ static void route_row(const struct moe *moe, int row, bool *used) {
     const struct moe_args *args = moe->args;
     const float *logits = moe->logits + (size_t)row * (size_t)(args->n_experts + 1);
     int32_t *ids = moe->ids + (size_t)row * (size_t)args->top_k;
-    float *weights = moe->weights + (size_t)row * (size_t)args->top_k;
+    double *weights = moe->weights + (size_t)row * (size_t)args->top_k;
     double gate = logits[args->n_experts], sum = 0;
     float max;
 
@@ -121,8 +122,8 @@ static void route_row(const struct moe *moe, int row, bool *used) {
     for (int j = 0; j < args->top_k; j++)
         sum += exp((double)logits[ids[j]] - (double)max);
     for (int j = 0; j < args->top_k; j++)
-        weights[j] = (float)(exp((double)logits[ids[j]] - (double)max) / sum);
-    moe->shared_gate[row] = (float)(1.0 / (1.0 + exp(-gate)));
+        weights[j] = exp((double)logits[ids[j]] - (double)max) / sum;
+    moe->shared_gate[row] = 1.0 / (1.0 + exp(-gate));
     if (args->routing != NULL)
         memcpy(args->routing + (size_t)row * (size_t)args->top_k, ids, (size_t)args->top_k * sizeof *ids);
 }
@@ -279,7 +280,7 @@ static void combine_share(void *arg, int worker, int n_workers) {
 
     for (int row = 0; row < moe->n_rows; row++) {
         const int32_t *slots = moe->slot_of + (size_t)row * (size_t)args->top_k;
-        const float *weights = moe->weights + (size_t)row * (size_t)args->top_k;
+        const double *weights = moe->weights + (size_t)row * (size_t)args->top_k;
         const float *shared = moe->shared_out + (size_t)row * (size_t)args->hidden;
         float *x = (float *)args->x + (size_t)row * (size_t)args->hidden;
 
@@ -290,17 +291,17 @@ static void combine_share(void *arg, int worker, int n_workers) {
                 float sum = 0;
 
                 for (int j = 0; j < args->top_k; j++)
-                    sum += weights[j] * out[(size_t)slots[j] * (size_t)args->hidden];
+                    sum += (float)weights[j] * out[(size_t)slots[j] * (size_t)args->hidden];
                 if (has_shared)
-                    sum += moe->shared_gate[row] * shared[c];
+                    sum += (float)moe->shared_gate[row] * shared[c];
                 x[c] += sum;
             } else {
                 double sum = 0;
 
                 for (int j = 0; j < args->top_k; j++)
-                    sum += (double)weights[j] * (double)out[(size_t)slots[j] * (size_t)args->hidden];
+                    sum += weights[j] * (double)out[(size_t)slots[j] * (size_t)args->hidden];
                 if (has_shared)
-                    sum += (double)moe->shared_gate[row] * (double)shared[c];
+                    sum += moe->shared_gate[row] * (double)shared[c];
                 x[c] = cpu_round_act(moe->device, (float)((double)x[c] + sum));
             }
         }
@@ -319,8 +320,8 @@ static void run_moe(struct device *device, const void *op_args, void *scratch) {
         .n_rows = *op->batch->n_segs > 0 ? *op->batch->n_rows : 0,
         .h = (float *)(void *)(base + op->h),
         .logits = (float *)(void *)(base + op->logits),
-        .weights = (float *)(void *)(base + op->weights),
-        .shared_gate = (float *)(void *)(base + op->shared_gate),
+        .weights = (double *)(void *)(base + op->weights),
+        .shared_gate = (double *)(void *)(base + op->shared_gate),
         .act = (float *)(void *)(base + op->act),
         .shared_act = (float *)(void *)(base + op->shared_act),
         .out = (float *)(void *)(base + op->out),
@@ -380,8 +381,8 @@ static void lay_out(struct moe_op *op, int n_threads) {
     op->h = reserve(op, n_rows * hidden, sizeof(float));
     op->packed_h = reserve(op, gemm_packed_bytes((int)n_rows, args->hidden), 1);
     op->logits = reserve(op, n_rows * (n_experts + 1), sizeof(float));
-    op->weights = reserve(op, n_slots, sizeof(float));
-    op->shared_gate = reserve(op, n_rows, sizeof(float));
+    op->weights = reserve(op, n_slots, sizeof(double));
+    op->shared_gate = reserve(op, n_rows, sizeof(double));
     op->ids = reserve(op, n_slots, sizeof(int32_t));
     op->slot_of = reserve(op, n_slots, sizeof(int32_t));
     op->slot_row = reserve(op, n_slots, sizeof(int32_t));

@@ -31,7 +31,7 @@ class Target:
     # ---- what the drafter borrows
 
     def embed(self, ids):
-        return self.weights[self.prefix + "embed_tokens.weight"][ids]
+        return self.points.act(self.weights[self.prefix + "embed_tokens.weight"][ids])
 
     def head(self, h):
         """Logits of rows that went through the final norm and are rounded already."""
@@ -128,7 +128,7 @@ class Target:
             for expert, part in zip(chosen[t], share[t]):
                 gate, up = np.split(w[name + "experts.gate_up_proj"][expert], 2)
                 inner = swiglu(self.points, row, gate, up)
-                y[t] += part * linear(inner, w[name + "experts.down_proj"][expert])
+                y[t] += part * f64(linear(inner, w[name + "experts.down_proj"][expert]))
         y += sigmoid(self._linear(h, name + "shared_expert_gate.weight")) * self._mlp(name + "shared_expert.", h)
         return y, chosen.astype(np.int32)
 

@@ -113,3 +113,22 @@ def test_missing_shard_is_refused(probe, copy):
     folder = copy("fp8-a")
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert_refused(probe, model=folder)
+
+
+@pytest.mark.parametrize("options", [dict(generate=1), dict(tokenize=True)], ids=str)
+def test_a_rendered_chat_that_also_runs_needs_a_tokenizer(probe, golden, tmp_path, options):
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
+    code, out, err = probe.run(model=golden / "dense-a", chat=chat, render=True, **options)
+    assert (code, out) == (EXIT_UNUSABLE, "")
+    assert "tokenizer.json" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("n_ids", [2, 40])
+def test_a_full_disk_is_told_by_the_name_of_the_file(probe, golden, tmp_path, n_ids):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(list(range(2, 2 + n_ids))))
+    code, out, err = probe.run(model=golden / "dense-a", draft=golden / "dense-a-draft", ids=ids, anchors=1, block_size=1,
+                               draft_logits="/dev/full")
+    assert (code, out) == (1, "")
+    assert err == "spillway-probe: /dev/full: could not be written whole\n"

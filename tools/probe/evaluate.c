@@ -190,6 +190,7 @@ static int write_layers(const struct evaluation *e, struct report *report) {
 int probe_evaluate(struct probe *probe, const struct ids *ids, struct report *report) {
     const struct probe_options *o = probe->options;
     struct evaluation e = {.probe = probe, .ids = ids};
+    struct npy *files[] = {&e.logits, &e.draft_logits};
     int rows = o->n_splits > 0 ? 1 : min_int(PROBE_CHUNK_ROWS, ids->n), r;
     struct seq_ctl ctl = space_ctl(1 << 30, ids->n + BLOCK_ROWS_MAX, NULL, 0);
 
@@ -216,8 +217,9 @@ int probe_evaluate(struct probe *probe, const struct ids *ids, struct report *re
     }
     if (r == 0)
         r = write_layers(&e, report);
-    if ((npy_close(&e.logits) != 0 || npy_close(&e.draft_logits) != 0) && r == 0)
-        r = report_error(report, -EIO, "%s: could not be written whole", e.logits.path);
+    for (int i = 0; i < 2; i++) /* also after a failed run: a full disk is told by the name of the file */
+        if (npy_close(files[i]) != 0)
+            r = report_error(report, -EIO, "%s: could not be written whole", files[i]->path);
     lane_close(&e, &e.prefill);
     lane_close(&e, &e.verify);
     lane_close(&e, &e.draft);

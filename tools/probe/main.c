@@ -152,9 +152,16 @@ static int run_network(struct run *run, struct report *report, int *ret_status) 
     return r;
 }
 
-/* A folder without tokenizer.json is fine as long as no text is asked for. */
+static bool needs_network(const struct command *c) {
+    const struct probe_options *o = &c->probe;
+
+    return c->check || o->n_generate > 0 || o->logits_path || o->hidden_path || o->routing_path || o->draft_logits_path;
+}
+
+/* A folder without tokenizer.json is fine as long as no text becomes ids. */
 static int open_tokenizer(struct run *run, struct report *report, int *ret_status) {
-    bool needed = run->command.source == SOURCE_TEXT || (run->command.source == SOURCE_CHAT && !run->command.render);
+    const struct command *c = &run->command;
+    bool needed = c->source == SOURCE_TEXT || (c->source == SOURCE_CHAT && (c->tokenize || needs_network(c)));
     int r = text_input_tokenizer(run->command.probe.model, &run->tokenizer, report);
 
     if (r == -ENOENT && !needed)
@@ -187,12 +194,6 @@ static int read_inputs(struct run *run, struct report *report) {
         r = text_input_chat_ids(run->tokenizer, &prompt, run->inputs, report);
     chat_prompt_deinit(&prompt);
     return r;
-}
-
-static bool needs_network(const struct command *c) {
-    const struct probe_options *o = &c->probe;
-
-    return c->check || o->n_generate > 0 || o->logits_path || o->hidden_path || o->routing_path || o->draft_logits_path;
 }
 
 int main(int argc, char **argv) {

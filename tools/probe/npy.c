@@ -30,7 +30,9 @@ int npy_write(struct npy *npy, const void *elements, size_t bytes) {
 int npy_close(struct npy *npy) {
     int r = 0;
 
-    if (npy->file && (ferror(npy->file) || fclose(npy->file) != 0))
+    if (npy->file && ferror(npy->file))
+        r = -EIO;
+    if (npy->file && fclose(npy->file) != 0)
         r = -EIO;
     npy->file = NULL;
     return r;
