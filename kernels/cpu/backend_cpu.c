@@ -6,6 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 enum {
     LARGE_PAGE = 2 * 1024 * 1024,
@@ -71,7 +76,19 @@ static const char *const isa_names[] = {
     [CPU_ISA_SCALAR] = "scalar",
     [CPU_ISA_AVX2] = "avx2",
     [CPU_ISA_AVX512BF16] = "avx512bf16",
+    [CPU_ISA_AMX] = "amx",
 };
+
+#if defined(__x86_64__)
+/* Tiles take a grant of the kernel beside the CPU's word. It holds for the process: threads made later have it too. */
+static bool amx_is_granted(void) {
+    enum { TILE_BIT = 1 << 24, BF16_BIT = 1 << 22, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & TILE_BIT) != 0 && (d & BF16_BIT) != 0 &&
+           syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+}
+#endif
 
 static bool isa_is_there(enum cpu_isa isa) {
     switch (isa) {
@@ -84,9 +101,12 @@ static bool isa_is_there(enum cpu_isa isa) {
         return isa_is_there(CPU_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512bf16");
+    case CPU_ISA_AMX:
+        return isa_is_there(CPU_ISA_AVX2) && amx_is_granted();
 #else
     case CPU_ISA_AVX2:
     case CPU_ISA_AVX512BF16:
+    case CPU_ISA_AMX:
         return false;
 #endif
     }

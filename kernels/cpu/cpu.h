@@ -8,7 +8,7 @@
 #pragma once
 #include "../backend.h"
 
-enum cpu_isa { CPU_ISA_SCALAR, CPU_ISA_AVX2, CPU_ISA_AVX512BF16 };
+enum cpu_isa { CPU_ISA_SCALAR, CPU_ISA_AVX2, CPU_ISA_AVX512BF16, CPU_ISA_AMX };
 
 struct cpu_workers; /* workers.c: pinned threads; one of them is the caller of cpu_parallel */
 struct cpu_queue;   /* stream.c: the compute thread and the copy thread */

@@ -1,6 +1,6 @@
 /* gemm: rows of f32 times packed weights. Packs the rows once, shares the panels out to the workers, and lets each product
  * leave through an `emit` function on the worker that computed it, so that an epilogue reads data that is still in cache. The
- * kernels live in gemm_plain.c, gemm_avx2.c and gemm_avx512.c. */
+ * kernels live in gemm_plain.c, gemm_avx2.c, gemm_avx512.c and gemm_amx.c. */
 #include "gemm.h"
 
 #include <assert.h>
@@ -18,6 +18,8 @@ const struct gemm_path *gemm_path_of(const struct device *device) {
         return &gemm_path_avx2;
     if (device->isa == CPU_ISA_AVX512BF16)
         return &gemm_path_avx512bf16;
+    if (device->isa == CPU_ISA_AMX)
+        return &gemm_path_amx;
 #endif
     return &gemm_path_scalar;
 }
@@ -45,7 +47,7 @@ size_t gemm_row_bytes(int n_cols) {
 }
 
 static const void *tile_at(const struct gemm_path *path, const void *packed, int row, int n_cols) {
-    return (const char *)packed + (size_t)row * gemm_packed_row_bytes(n_cols) / (path->x_is_bf16 ? 2 : 1);
+    return (const char *)packed + (size_t)row * gemm_packed_row_bytes(n_cols) / (path->x_form == GEMM_X_F32 ? 1 : 2);
 }
 
 /* ---- packing ------------------------------------------------------------------------------------------------------ */
@@ -63,7 +65,14 @@ static void pack_tile(const struct device *device, const struct gemm_path *path,
             cpu_rms_norm(device, x, rows->norm, n_cols, rows->eps, row_scratch);
             x = row_scratch;
         }
-        if (path->x_is_bf16) {
+        if (path->x_form == GEMM_X_ROWS) {
+            uint16_t *dst = (uint16_t *)tile + (size_t)(row - begin) * align_up((size_t)n_cols, 2);
+
+            for (int k = 0; k < n_cols; k++)
+                dst[k] = bf16_from_f32(x[k]);
+            if (n_cols % 2 != 0)
+                dst[n_cols] = 0;
+        } else if (path->x_form == GEMM_X_PAIRS) {
             uint16_t *dst = (uint16_t *)tile + 2 * (size_t)(row - begin);
 
             for (int k = 0; k < n_cols; k++)

@@ -32,14 +32,17 @@ typedef void gemm_tile_fn(const void *panel, const void *x, int n_pairs, int n_t
 typedef void gemm_vec_fn(const void *panel, size_t panel_bytes, int n_panels, const void *x, int n_pairs,
                          float (*acc)[PANEL_ROWS]);
 
+/* How a tile of x is packed: f32 [k][tokens], bf16 pairs [k / 2][tokens][2], or bf16 rows [tokens][k]. */
+enum gemm_x_form { GEMM_X_F32, GEMM_X_PAIRS, GEMM_X_ROWS };
+
 struct gemm_path {
     int tile_max;   /* tokens of a tile */
     int vec_panels; /* panels of a vec call at most */
-    bool x_is_bf16; /* packed x: bf16 pairs [k / 2][tokens][2]; else f32 [k][tokens] */
+    enum gemm_x_form x_form;
     gemm_tile_fn *tile_bf16, *tile_f32;
     gemm_vec_fn *vec; /* bf16; NULL: use tiles */
 };
-extern const struct gemm_path gemm_path_plain, gemm_path_scalar, gemm_path_avx2, gemm_path_avx512bf16;
+extern const struct gemm_path gemm_path_plain, gemm_path_scalar, gemm_path_avx2, gemm_path_avx512bf16, gemm_path_amx;
 const struct gemm_path *gemm_path_of(const struct device *device);
 
 /* ---- packed inputs. A row is normalised (norm != NULL), rounded by cpu_round_gemm_in and laid out by tiles. */

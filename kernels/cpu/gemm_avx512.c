@@ -109,7 +109,7 @@ static void vec_avx512(const void *panel, size_t panel_bytes, int n_panels, cons
 const struct gemm_path gemm_path_avx512bf16 = {
     .tile_max = TILE,
     .vec_panels = VEC_PANELS,
-    .x_is_bf16 = true,
+    .x_form = GEMM_X_PAIRS,
     .tile_bf16 = tile_avx512,
     .vec = vec_avx512,
 };

@@ -6,7 +6,6 @@
 #include "backend.h"
 #include "ceiling.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,11 +57,10 @@ static int pack_copies(struct bench *bench, const struct shape *shape) {
 
     if (data == NULL)
         return -ENOMEM;
-    assert(n_values > 0);
     for (size_t i = 0; i < n_values; i++)
         data[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 16) % 256 + (i % 2) * 0x8000);
-    for (int i = 0; i < 2; i++)
-        parts[i] = (struct weight_part){.data = data + (size_t)i * (size_t)n_rows * (size_t)shape->k % n_values,
+    for (int i = 0; i < desc.n_parts; i++)
+        parts[i] = (struct weight_part){.data = data + (size_t)i * (size_t)n_rows * (size_t)shape->k,
                                         .dtype = DTYPE_BF16,
                                         .n_rows = n_rows,
                                         .row_bytes = (size_t)shape->k * 2};
@@ -206,7 +204,7 @@ static int bench_isa(const char *isa, const struct bench_options *options, struc
 }
 
 static int run(const struct bench_options *options) {
-    static const char *const isas[] = {"scalar", "avx2", "avx512bf16"};
+    static const char *const isas[] = {"scalar", "avx2", "avx512bf16", "amx"};
     static struct ceiling_read read_loop;
     int r = ceiling_read_open(&read_loop);
 

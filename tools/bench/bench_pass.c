@@ -244,7 +244,7 @@ static int bench_pair(const struct bench_options *options, const char *name, con
 }
 
 static int run(const struct bench_options *options) {
-    static const char *const isas[] = {"avx2", "avx512bf16"};
+    static const char *const isas[] = {"avx2", "avx512bf16", "amx"};
     static struct ceiling_read read_loop;
     int r = ceiling_read_open(&read_loop);
 

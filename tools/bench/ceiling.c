@@ -138,7 +138,7 @@ int ceiling_read_open(struct ceiling_read *read) {
     r = backend->open(&(struct backend_options){.n_threads = 1}, &read->device);
     if (r == 0)
         r = backend->mem_alloc(read->device, MEM_DEVICE, READ_BYTES, &words); /* on large pages, as weights are */
-    if (r < 0) {
+    if (r != 0 || words == NULL) {
         ceiling_read_close(read);
         return r;
     }

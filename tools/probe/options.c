@@ -22,7 +22,7 @@ const char options_usage[] =
     "bf16\n"
     "  --draft-dtype T         the same for the drafter's cache (default: as --kv-dtype's default)\n"
     "  --threads N             workers (default: one per core)\n"
-    "  --isa PATH              cpu: scalar, avx2 or avx512bf16 instead of the best this machine has\n"
+    "  --isa PATH              cpu: scalar, avx2, avx512bf16 or amx instead of the best this machine has\n"
     "Input, one of\n"
     "  --ids FILE.json         an array of ids\n"
     "  --text S                text; markup in it stays text unless --markup is given\n"
