@@ -39,9 +39,8 @@ enum numeric { NUMERIC_FAST, NUMERIC_BF16, NUMERIC_REFERENCE };
 struct backend_options {
     enum numeric numeric; /* CUDA: ignored, it has one mode */
     int n_threads;        /* CPU workers; 0: one per physical core */
-    const char
-        *isa; /* CPU: NULL picks by cpuid; "scalar", "avx2", "avx512bf16", "amx" force a path (-ENOTSUP if the CPU lacks it) */
-    uint64_t delay_seed; /* test mode: non-zero delays every queued item at random, so that wrong fences show */
+    const char *isa;      /* CPU: NULL picks by cpuid; "scalar", "avx2", "avx512bf16", "amx": -ENOTSUP if absent */
+    uint64_t delay_seed;  /* test mode: non-zero delays every queued item at random, so that wrong fences show */
 };
 
 struct backend_caps {
