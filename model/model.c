@@ -207,6 +207,8 @@ int model_open(const struct backend *backend, struct device *device, const struc
         info->block_size = info->draft.n_layers == 0 ? 1
                            : options->block_size > 0 ? options->block_size
                                                      : info->draft.block_size;
+        info->n_stop = info->generation.n_eos > 0 ? info->generation.n_eos : info->target.n_eos;
+        memcpy(info->stop, info->generation.n_eos > 0 ? info->generation.eos : info->target.eos, sizeof info->stop);
         info->n_valid = options->n_valid > 0 ? min_int(options->n_valid, info->target.vocab) : info->target.vocab;
         r = build_groups(model, report);
     }

@@ -34,7 +34,8 @@ struct model_info {
     struct qwen_config target;
     struct draft_config draft; /* n_layers 0: no drafter */
     struct generation_config generation;
-    int block_size; /* 1 without a drafter */
+    int n_stop, stop[EOS_MAX]; /* ids that end an answer: generation_config.json's, else config.json's */
+    int block_size;            /* 1 without a drafter */
     int n_valid;
     struct kv_geometry groups[KV_GROUP_N];                 /* page groups; target_state: see state */
     struct state_view state;                               /* shape; slot_bytes set, no arena */

@@ -108,6 +108,25 @@ int space_read(struct space *space, void *dst_host, const void *src, size_t byte
     return r;
 }
 
+void space_fill(struct model_batch *input, int slot, const int *ids, int pos, int n_rows, int flags, bool all_outs) {
+    struct batch *b = &input->view;
+
+    *b->n_segs = 1;
+    *b->n_rows = n_rows;
+    *b->n_outs = all_outs ? n_rows : flags & SEG_SAMPLE ? 1 : 0;
+    b->seg_slot[0] = slot;
+    b->seg_pos[0] = pos;
+    b->seg_flags[0] = flags;
+    b->seg_row[0] = 0;
+    b->seg_row[1] = n_rows;
+    for (int i = 0; i < n_rows; i++) {
+        b->row_token[i] = ids[i];
+        b->row_seg[i] = 0;
+    }
+    for (int i = 0; i < *b->n_outs; i++)
+        b->out_row[i] = all_outs ? i : n_rows - 1;
+}
+
 struct seq_ctl space_ctl(int max_tokens, int context_max, const int *stop_ids, int n_stop_ids) {
     struct seq_ctl ctl = {.anchor = -1,
                           .max_tokens = max_tokens,

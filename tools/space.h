@@ -24,5 +24,9 @@ int space_admit(struct space *space, int slot, const struct seq_ctl *ctl);
 /* Blocking copy of device memory. */
 int space_read(struct space *space, void *dst_host, const void *src, size_t bytes);
 
+/* Fills a batch with one seg: n_rows given ids from position pos on. Outputs: all rows, or with SEG_SAMPLE the last one, or
+ * none. */
+void space_fill(struct model_batch *input, int slot, const int *ids, int pos, int n_rows, int flags, bool all_outs);
+
 /* Neutral values: greedy, no limits but the given ones, drafting allowed. */
 struct seq_ctl space_ctl(int max_tokens, int context_max, const int *stop_ids, int n_stop_ids);

@@ -80,21 +80,7 @@ static void rig_close(struct rig *rig) {
 
 static void feed(struct rig *rig, struct model_pass *pass, struct model_batch *in, int slot, const int *tokens, int pos,
                  int n, bool sample) {
-    struct batch *b = &in->view;
-
-    *b->n_segs = 1;
-    *b->n_rows = n;
-    *b->n_outs = sample;
-    b->seg_slot[0] = slot;
-    b->seg_pos[0] = pos;
-    b->seg_flags[0] = SEG_PREFILL | (sample ? SEG_SAMPLE : 0);
-    b->seg_row[0] = 0;
-    b->seg_row[1] = n;
-    b->out_row[0] = n - 1;
-    for (int i = 0; i < n; i++) {
-        b->row_token[i] = tokens[pos + i];
-        b->row_seg[i] = 0;
-    }
+    space_fill(in, slot, tokens + pos, pos, n, SEG_PREFILL | (sample ? SEG_SAMPLE : 0), false);
     assert_int_equal(model_pass_run(pass, rig->stream, in), 0);
     assert_int_equal(backend_stream_wait(rig->backend, rig->stream), 0);
 }
@@ -138,12 +124,10 @@ static void generate(struct rig *rig, int slot, bool speculate, bool compare, in
     assert_int_equal(out->len, n - 1); /* the last token was never fed */
 }
 
-static const char *page_row(const struct rig *rig, const struct kv_view *kv, int slot, int layer, int is_v, int head,
-                            int pos) {
+static const char *page_row(const struct kv_view *kv, int slot, int layer, int is_v, int head, int pos) {
     const int32_t *table = kv->table + slot * kv->n_pages_max;
     size_t row = (size_t)kv->head_dim * dtype_bytes(kv->dtype);
 
-    (void)rig;
     return (const char *)kv->arena + (size_t)table[pos / PAGE_TOKENS] * kv->page_bytes +
            (((size_t)layer * 2 + (size_t)is_v) * (size_t)kv->n_kv_heads + (size_t)head) * PAGE_TOKENS * row +
            (size_t)(pos % PAGE_TOKENS) * row;
@@ -157,17 +141,17 @@ static bool is_zero(const char *bytes, size_t n) {
 }
 
 /* Rows [0, len) of two slots are equal and not empty; `clean`: rows from len on were never written in slot a. */
-static void pages_agree(const struct rig *rig, const struct kv_view *kv, int a, int b, int len, bool clean) {
+static void pages_agree(const struct kv_view *kv, int a, int b, int len, bool clean) {
     size_t row = (size_t)kv->head_dim * dtype_bytes(kv->dtype);
 
     for (int i = 0; i < kv->n_layers * 2 * kv->n_kv_heads; i++) {
         int layer = i / (2 * kv->n_kv_heads), is_v = i / kv->n_kv_heads % 2, head = i % kv->n_kv_heads;
 
         for (int pos = 0; pos < kv->n_pages_max * PAGE_TOKENS; pos++) {
-            const char *row_a = page_row(rig, kv, a, layer, is_v, head, pos);
+            const char *row_a = page_row(kv, a, layer, is_v, head, pos);
 
             if (pos < len) {
-                assert_memory_equal(row_a, page_row(rig, kv, b, layer, is_v, head, pos), row);
+                assert_memory_equal(row_a, page_row(kv, b, layer, is_v, head, pos), row);
                 assert_false(is_zero(row_a, row));
             } else if (clean) {
                 assert_true(is_zero(row_a, row));
@@ -206,9 +190,9 @@ static void agree_in(enum numeric numeric, enum dtype kv, enum dtype draft_kv, i
         feed(&rig, rig.rerun, &rig.rerun_in, 2, rig.tokens, pos, len - pos < 16 ? len - pos : 16, false);
 
     for (int slot = 0; slot < 2; slot++) {
-        pages_agree(&rig, &rig.space.view.target_full, slot, 2, len, false);
-        pages_agree(&rig, &rig.space.view.draft_full, slot, 2, len, true);
-        pages_agree(&rig, &rig.space.view.draft_sliding, slot, 2, len, true);
+        pages_agree(&rig.space.view.target_full, slot, 2, len, false);
+        pages_agree(&rig.space.view.draft_full, slot, 2, len, true);
+        pages_agree(&rig.space.view.draft_sliding, slot, 2, len, true);
         assert_memory_equal(state_slot(&rig, slot), state_slot(&rig, 2), slot_bytes);
     }
     rig_close(&rig);

@@ -96,23 +96,12 @@ static void close_bench(struct bench *bench) {
 /* Seconds of one pass over n rows at the current position; ids NULL: made-up ones. */
 static double feed(struct bench *bench, struct model_pass *pass, struct model_batch *in, const int32_t *ids, int n,
                    bool outs, int flags) {
-    struct batch *b = &in->view;
+    int made_up[CHUNK];
     double start;
 
-    *b->n_segs = 1;
-    *b->n_rows = n;
-    *b->n_outs = outs ? n : flags & SEG_SAMPLE ? 1 : 0;
-    b->seg_slot[0] = 0;
-    b->seg_pos[0] = bench->pos;
-    b->seg_flags[0] = SEG_PREFILL | flags;
-    b->seg_row[0] = 0;
-    b->seg_row[1] = n;
-    for (int i = 0; i < n; i++) {
-        b->row_token[i] = ids ? ids[i] : 1 + (bench->pos + i) * 37 % 3000;
-        b->row_seg[i] = 0;
-    }
-    for (int i = 0; i < *b->n_outs; i++)
-        b->out_row[i] = outs ? i : n - 1;
+    for (int i = 0; !ids && i < n; i++)
+        made_up[i] = 1 + (bench->pos + i) * 37 % 3000;
+    space_fill(in, 0, ids ? ids : made_up, bench->pos, n, SEG_PREFILL | flags, outs);
     start = bench_now();
     model_pass_run(pass, bench->stream, in);
     backend_stream_wait(bench->backend, bench->stream);

@@ -96,15 +96,12 @@ static const struct step_out *take_step(struct generator *g, int *ret_n) {
 
 static int prefill(struct generator *g, int slot, const struct ids *prompt, struct generation *gen, bool *ret_done) {
     const struct probe_options *o = g->probe->options;
-    const struct generation_config *stop = &g->probe->info->generation;
-    const struct qwen_config *c = &g->probe->info->target;
+    const struct model_info *info = g->probe->info;
     struct seq_ctl ctl =
-        space_ctl(o->n_generate, g->probe->space.n_pages * PAGE_TOKENS, stop->eos, o->ignore_eos ? 0 : stop->n_eos);
+        space_ctl(o->n_generate, g->probe->space.n_pages * PAGE_TOKENS, info->stop, o->ignore_eos ? 0 : info->n_stop);
     const struct step_out *out = NULL;
     int n_out = 0, r;
 
-    for (int i = 0; !o->ignore_eos && stop->n_eos == 0 && i < c->n_eos; i++)
-        ctl.stop_ids[ctl.n_stop_ids++] = c->eos[i];
     r = space_admit(&g->probe->space, slot, &ctl);
     for (int pos = 0; r == 0 && pos < prompt->n;) {
         int n = min_int(PROBE_CHUNK_ROWS, prompt->n - pos);

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "options.h"
 #include "text_input.h"
@@ -38,11 +37,8 @@ static void print_json_string(const char *bytes, size_t n) {
 }
 
 static bool is_stop(const struct model_info *info, int id) {
-    for (int i = 0; i < info->generation.n_eos; i++)
-        if (info->generation.eos[i] == id)
-            return true;
-    for (int i = 0; info->generation.n_eos == 0 && i < info->target.n_eos; i++)
-        if (info->target.eos[i] == id)
+    for (int i = 0; i < info->n_stop; i++)
+        if (info->stop[i] == id)
             return true;
     return false;
 }

@@ -67,23 +67,9 @@ void probe_close(struct probe *probe) {
 
 int probe_feed(struct probe *probe, struct model_pass *pass, struct model_batch *input, int slot, const int *ids,
                int pos, int n_rows, int flags, bool all_outs) {
-    struct batch *b = &input->view;
     int r;
 
-    *b->n_segs = 1;
-    *b->n_rows = n_rows;
-    *b->n_outs = all_outs ? n_rows : flags & SEG_SAMPLE ? 1 : 0;
-    b->seg_slot[0] = slot;
-    b->seg_pos[0] = pos;
-    b->seg_flags[0] = flags;
-    b->seg_row[0] = 0;
-    b->seg_row[1] = n_rows;
-    for (int i = 0; i < n_rows; i++) {
-        b->row_token[i] = ids[i];
-        b->row_seg[i] = 0;
-    }
-    for (int i = 0; i < *b->n_outs; i++)
-        b->out_row[i] = all_outs ? i : n_rows - 1;
+    space_fill(input, slot, ids, pos, n_rows, flags, all_outs);
     r = model_pass_run(pass, probe->stream, input);
     return r != 0 ? r : backend_stream_wait(probe->backend, probe->stream);
 }
