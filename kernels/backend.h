@@ -170,6 +170,9 @@ struct step_ring { /* MEM_HOST; entry k of step s: out[(s % n_steps_max) * n_seg
 
 /* ---- caches ----------------------------------------------------------------------------------------------------- */
 
+/* Layers that share page geometry and retention (docs/design.md, "Page groups"). */
+enum kv_group { KV_TARGET_FULL, KV_TARGET_STATE, KV_DRAFT_FULL, KV_DRAFT_SLIDING, KV_GROUP_N };
+
 /* K/V pages of one group. A page holds PAGE_TOKENS consecutive tokens of every layer of the group, page_bytes long,
  * in the backend's page image (CPU: [layer][K, V][kv head][token][head_dim], plain rows). Page 0 is the null page:
  * allocated, zeroed, never written, harmless to read. */

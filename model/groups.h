@@ -4,8 +4,6 @@
 #include "backend.h"
 #include "report.h"
 
-enum kv_group { KV_TARGET_FULL, KV_TARGET_STATE, KV_DRAFT_FULL, KV_DRAFT_SLIDING, KV_GROUP_N };
-
 /* What one attention layer asks of its group. */
 struct kv_member {
     enum kv_group group;
