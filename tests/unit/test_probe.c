@@ -87,11 +87,56 @@ static void a_single_number_has_neither_sign_nor_space(void **state) {
     }
 }
 
+/* ---- buffers ---- */
+
+/* Bytes of the model's buffers for an input of n_ids and the given chunks. */
+static size_t buffer_bytes(const struct probe_options *options, int n_ids, int n_splits, const int *splits) {
+    static const char folder[] = GOLDEN_FOLDER "/dense-a";
+    struct probe_options o = *options;
+    struct report report = {0};
+    struct probe probe;
+    size_t bytes;
+
+    o.model = folder;
+    o.backend = "cpu";
+    o.numeric = NUMERIC_REFERENCE;
+    o.n_threads = 1;
+    o.n_splits = n_splits;
+    for (int i = 0; i < n_splits; i++)
+        o.splits[i] = splits[i];
+    assert_int_equal(probe_open(&probe, &o, 0, n_ids, &report), 0);
+    bytes = probe.info->buffer_bytes;
+    probe_close(&probe);
+    return bytes;
+}
+
+static void buffers_hold_the_rows_that_run_whatever_the_split_says(void **state) {
+    static const struct probe_options logits = {.logits_path = "unused"};
+    size_t bytes = buffer_bytes(&logits, 40, 1, (int[]){40});
+
+    (void)state;
+    assert_int_equal(buffer_bytes(&logits, 40, 0, NULL), bytes);
+    assert_int_equal(buffer_bytes(&logits, 40, 2, (int[]){3, 100000}), bytes);
+    assert_true(buffer_bytes(&logits, 40, 3, (int[]){1, 20, 1}) < bytes);
+    assert_true(buffer_bytes(&logits, 100000, 1, (int[]){1000}) > bytes);
+}
+
+static void generation_needs_its_own_chunk_and_no_split(void **state) {
+    static const struct probe_options generation = {.n_generate = 8};
+    size_t bytes = buffer_bytes(&generation, 40, 0, NULL);
+
+    (void)state;
+    assert_int_equal(buffer_bytes(&generation, 40, 1, (int[]){100000}), bytes);
+    assert_int_equal(buffer_bytes(&generation, 40, 1, (int[]){1}), bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_split_is_numbers_with_commas_between_them),
         cmocka_unit_test(any_other_split_is_refused_with_the_number_that_is_wrong),
         cmocka_unit_test(a_single_number_has_neither_sign_nor_space),
+        cmocka_unit_test(buffers_hold_the_rows_that_run_whatever_the_split_says),
+        cmocka_unit_test(generation_needs_its_own_chunk_and_no_split),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
