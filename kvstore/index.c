@@ -277,7 +277,7 @@ static const char *check_record(const struct kv_index *index, uint32_t record, c
 static const char *check_counts(const struct kv_index *index) {
     uint32_t n_indexed[KV_GROUP_N] = {0}, n_pinned[KV_GROUP_N] = {0}, n_candidates[KV_GROUP_N] = {0};
     uint32_t n_records = index->free_records.n_slots, n_entries = 0;
-    uint32_t(*n_expected)[2] = calloc(n_records, sizeof *n_expected); /* children, windows */
+    uint32_t(*n_expected)[2] = calloc((size_t)n_records + 1, sizeof *n_expected); /* children, windows */
     const char *wrong = NULL;
 
     if (n_expected == NULL)
