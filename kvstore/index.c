@@ -57,6 +57,8 @@ void kv_index_deinit(struct kv_index *index) {
 
 /* ---- the table ---- */
 
+enum { CACHE_LINE_BYTES = 64 };
+
 static uint32_t tag_of(const struct kv_key *key) {
     uint32_t tag;
 
@@ -78,6 +80,22 @@ uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, u
             return r;
     }
     return KV_NO_RECORD;
+}
+
+void kv_index_prefetch_entry(const struct kv_index *index, const struct kv_key *key) {
+    __builtin_prefetch(&index->table[tag_of(key) & index->table_mask]);
+}
+
+/* Of the record that lies at the key's home; mostly that is the one. */
+void kv_index_prefetch_record(const struct kv_index *index, const struct kv_key *key) {
+    uint32_t r = index->table[tag_of(key) & index->table_mask].record;
+
+    if (r == KV_NO_RECORD)
+        return;
+    for (size_t at = 0; at < sizeof *index->records; at += CACHE_LINE_BYTES)
+        __builtin_prefetch((const char *)&index->records[r] + at);
+    for (size_t at = 0; at < sizeof *index->tokens; at += CACHE_LINE_BYTES)
+        __builtin_prefetch((const char *)index->tokens[r] + at);
 }
 
 static void table_put(struct kv_index *index, uint32_t record) {
@@ -277,7 +295,7 @@ static const char *check_record(const struct kv_index *index, uint32_t record, c
 static const char *check_counts(const struct kv_index *index) {
     uint32_t n_indexed[KV_GROUP_N] = {0}, n_pinned[KV_GROUP_N] = {0}, n_candidates[KV_GROUP_N] = {0};
     uint32_t n_records = index->free_records.n_slots, n_entries = 0;
-    uint32_t(*n_expected)[2] = calloc(n_records, sizeof *n_expected); /* children, windows */
+    uint32_t(*n_expected)[2] = calloc((size_t)n_records + 1, sizeof *n_expected); /* children, windows */
     const char *wrong = NULL;
 
     if (n_expected == NULL)

@@ -63,6 +63,11 @@ void kv_index_deinit(struct kv_index *index);
 uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, uint32_t parent,
                        const int32_t tokens[PAGE_TOKENS]);
 
+/* For a walk along a chain whose keys are known: asks for the memory that a find of this key will touch, first the table's,
+ * then, when that has come, the record's. */
+void kv_index_prefetch_entry(const struct kv_index *index, const struct kv_key *key);
+void kv_index_prefetch_record(const struct kv_index *index, const struct kv_key *key);
+
 /* A record with its target page. It must not be there already. E_FULL: no record is free. */
 int kv_index_add(struct kv_index *index, const struct kv_key *key, uint32_t parent, const int32_t tokens[PAGE_TOKENS],
                  uint32_t target_slot, uint32_t *ret_record);

@@ -72,11 +72,11 @@ void kv_lease_drop_sliding(struct kv_lease *lease, uint32_t page_idx) {
 /* Pages in ascending order, so that of draft pages, which are candidates one by one, the first ones leave first: what is
  * before a hole is of no use, what is behind it still is. */
 void kv_lease_release(struct kv_lease *lease) {
-    kv_lease_drop_state(lease);
     for (uint32_t page = 0; page < lease->n_pages; page++)
         for (int g = 0; g < KV_GROUP_N; g++)
             unpin(lease, page, (enum kv_group)g);
     lease->n_pages = 0;
+    lease->state_page = NO_PAGE;
 }
 
 void kv_lease_hold(struct kv_lease *lease, uint32_t record, uint32_t n_pages, uint32_t draft_first_page) {

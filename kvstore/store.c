@@ -134,50 +134,67 @@ uint64_t kv_store_evict_first(struct kv_store *store, enum kv_group group) {
 
 /* ---- hits ---- */
 
-/* First page from which a draft group reaches up to the end of `record`, page n_pages - 1. A window that is whole counts
- * as reaching back to 0: nobody looks before it. */
-static uint32_t draft_first_page(const struct kv_index *index, enum kv_group group, uint32_t record, uint32_t n_pages) {
-    uint32_t first = group == KV_DRAFT_SLIDING ? kv_window_first_page(index->window_tokens, n_pages) : 0;
-    uint32_t page = n_pages;
+enum { PREFETCH_PAGES = 6 }; /* comparing a page takes a fraction of what its memory takes to come */
 
-    for (; page > first && kv_index_has(index, record, group); page--)
-        record = index->records[record].parent;
-    return page > first ? page : 0;
+/* The longest prefix that is there, and how long its last run of pages is in each group. */
+struct walk {
+    uint32_t n_pages, record, n_run[KV_GROUP_N];
+};
+
+/* Returns how far pages match. ret_hit: the walk as it was at the last restore point, or n_pages 0. */
+static uint32_t walk_chain(const struct kv_index *index, const struct kv_key *keys, const int32_t *tokens,
+                           uint32_t n_pages, struct walk *ret_hit) {
+    struct walk walk = {.record = KV_NO_RECORD};
+
+    *ret_hit = walk;
+    while (walk.n_pages < n_pages) {
+        if (walk.n_pages + 2 * PREFETCH_PAGES < n_pages)
+            kv_index_prefetch_entry(index, &keys[walk.n_pages + 2 * PREFETCH_PAGES]);
+        if (walk.n_pages + PREFETCH_PAGES < n_pages)
+            kv_index_prefetch_record(index, &keys[walk.n_pages + PREFETCH_PAGES]);
+        walk.record =
+            kv_index_find(index, &keys[walk.n_pages], walk.record, tokens + (size_t)walk.n_pages * PAGE_TOKENS);
+        if (walk.record == KV_NO_RECORD)
+            break;
+        walk.n_pages++;
+        for (int g = 0; g < KV_GROUP_N; g++)
+            walk.n_run[g] = kv_index_has(index, walk.record, (enum kv_group)g) ? walk.n_run[g] + 1 : 0;
+        if (walk.n_run[KV_TARGET_STATE] > 0)
+            *ret_hit = walk;
+    }
+    return walk.n_pages;
+}
+
+/* First page from which all draft groups have what they need up to the hit. A whole window counts as reaching back to 0:
+ * nobody looks before it. */
+static uint32_t draft_first_page(const struct kv_index *index, const struct walk *hit) {
+    uint32_t window_first = kv_window_first_page(index->window_tokens, hit->n_pages);
+    uint32_t full_first = hit->n_pages - hit->n_run[KV_DRAFT_FULL];
+    uint32_t sliding_first = hit->n_pages - hit->n_run[KV_DRAFT_SLIDING];
+    bool has_full = index->group[KV_DRAFT_FULL].n_slots > 0, has_sliding = index->group[KV_DRAFT_SLIDING].n_slots > 0;
+
+    if (!has_full && !has_sliding)
+        return hit->n_pages;
+    if (!has_full)
+        full_first = 0;
+    if (!has_sliding || sliding_first <= window_first)
+        sliding_first = 0;
+    return full_first > sliding_first ? full_first : sliding_first;
 }
 
 /* Returns the last page of the hit: the one with the restore point, or KV_NO_RECORD. */
 static uint32_t find_hit(const struct kv_index *index, const struct kv_key *keys, const int32_t *tokens,
                          uint32_t n_pages, struct kv_match *ret_match) {
-    uint32_t record = KV_NO_RECORD, hit = KV_NO_RECORD, n_hit = 0, n_full = 0, draft_first = 0, n_draft_groups = 0;
+    struct walk hit;
+    uint32_t n_full = walk_chain(index, keys, tokens, n_pages, &hit);
 
-    while (n_full < n_pages) {
-        record = kv_index_find(index, &keys[n_full], record, tokens + (size_t)n_full * PAGE_TOKENS);
-        if (record == KV_NO_RECORD)
-            break;
-        n_full++;
-        if (kv_index_has(index, record, KV_TARGET_STATE)) {
-            hit = record;
-            n_hit = n_full;
-        }
-    }
-    for (int g = 0; g < KV_GROUP_N && n_hit > 0; g++) {
-        uint32_t first;
-
-        if (!kv_group_is_draft((enum kv_group)g) || index->group[g].n_slots == 0)
-            continue;
-        first = draft_first_page(index, (enum kv_group)g, hit, n_hit);
-        draft_first = first > draft_first ? first : draft_first;
-        n_draft_groups++;
-    }
-    if (n_draft_groups == 0)
-        draft_first = n_hit;
     *ret_match = (struct kv_match){
-        .n_tokens = n_hit * PAGE_TOKENS,
+        .n_tokens = hit.n_pages * PAGE_TOKENS,
         .n_full_tokens = n_full * PAGE_TOKENS,
-        .state_slot = n_hit > 0 ? index->records[hit].device[KV_TARGET_STATE].slot : KV_NO_SLOT,
-        .draft_valid_from = draft_first * PAGE_TOKENS,
+        .state_slot = hit.n_pages > 0 ? index->records[hit.record].device[KV_TARGET_STATE].slot : KV_NO_SLOT,
+        .draft_valid_from = draft_first_page(index, &hit) * PAGE_TOKENS,
     };
-    return hit;
+    return hit.record;
 }
 
 void kv_store_lookup(const struct kv_store *store, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,

@@ -76,13 +76,10 @@ struct kv_seq {
     struct kv_match match;
 };
 
-/* Page i of the list is filled with kinds[i]. */
-static inline void kv_seq_init(struct kv_seq *seq, struct kv_rig *rig, uint32_t uid, const char *kinds) {
+/* A new list for a seq that holds nothing. Page i of the list is filled with kinds[i]. */
+static inline void kv_seq_list(struct kv_seq *seq, struct kv_rig *rig, uint32_t uid, const char *kinds) {
     struct kv_key root;
 
-    memset(seq, 0, sizeof *seq);
-    KV_RIG_CHECK(kv_lease_init(&seq->lease, rig->store, KV_RIG_PAGES_MAX) == 0);
-    memset(seq->own, 0xff, sizeof seq->own); /* KV_NO_SLOT */
     seq->uid = uid;
     seq->n_pages = (uint32_t)strlen(kinds);
     for (uint32_t i = 0; i < seq->n_pages; i++) {
@@ -94,6 +91,13 @@ static inline void kv_seq_init(struct kv_seq *seq, struct kv_rig *rig, uint32_t 
     }
     KV_RIG_CHECK(kv_store_root(rig->store, uid, &root) == 0);
     KV_RIG_CHECK(kv_key_chain(rig->hasher, &root, seq->tokens, seq->n_pages, seq->keys) == 0);
+}
+
+static inline void kv_seq_init(struct kv_seq *seq, struct kv_rig *rig, uint32_t uid, const char *kinds) {
+    memset(seq, 0, sizeof *seq);
+    KV_RIG_CHECK(kv_lease_init(&seq->lease, rig->store, KV_RIG_PAGES_MAX) == 0);
+    memset(seq->own, 0xff, sizeof seq->own); /* KV_NO_SLOT */
+    kv_seq_list(seq, rig, uid, kinds);
 }
 
 static inline uint64_t kv_seq_tag(const struct kv_seq *seq, enum kv_group group, uint32_t page) {

@@ -49,7 +49,7 @@ struct world {
     enum slot_state slots[KV_GROUP_N][SLOTS_MAX];
     uint32_t n_free[KV_GROUP_N];
     uint64_t tick, random;
-    struct sim_seq seqs[N_SEQS];
+    struct sim_seq seqs[N_SEQS], onlooker;
     uint64_t n_hits, n_full, n_evicted, n_not_taken; /* that the run met what it is about */
 };
 
@@ -212,7 +212,7 @@ static void random_prompt(struct world *w, struct sim_seq *sim) {
         node = node * KINDS + 1 + kind;
         sim->path[page] = &w->nodes[user][node];
     }
-    kv_seq_init(&sim->seq, &w->rig, user, kinds);
+    kv_seq_list(&sim->seq, &w->rig, user, kinds);
 }
 
 static void expect_match(const struct kv_match *is, const struct kv_match *should) {
@@ -340,7 +340,7 @@ static void end(struct world *w, struct sim_seq *sim) {
         for (int g = 0; g < KV_GROUP_N; g++)
             if (sim->seq.own[page][g] != KV_NO_SLOT)
                 gave(w, g, sim->seq.own[page][g]);
-    kv_seq_deinit(&sim->seq, &w->rig);
+    kv_seq_end(&sim->seq, &w->rig);
     sim->is_running = false;
 }
 
@@ -354,16 +354,12 @@ static void evict_bytes(struct world *w, uint64_t n_bytes) {
 }
 
 static void look(struct world *w) {
-    struct sim_seq *sim = calloc(1, sizeof *sim);
     struct kv_match match, expected;
 
-    CHECK(sim != NULL);
-    random_prompt(w, sim);
-    expected = expected_match(w, sim);
-    match = kv_seq_lookup(&sim->seq, &w->rig);
+    random_prompt(w, &w->onlooker);
+    expected = expected_match(w, &w->onlooker);
+    match = kv_seq_lookup(&w->onlooker.seq, &w->rig);
     expect_match(&match, &expected);
-    kv_seq_deinit(&sim->seq, &w->rig);
-    free(sim);
 }
 
 static void compare(struct world *w) {
@@ -416,6 +412,9 @@ static void world_init(struct world *w, const struct config *config, uint64_t se
     w->config = config;
     w->random = seed;
     w->rig = kv_rig_open(config->n_slots, config->window_tokens, config->n_records_max);
+    for (int i = 0; i < N_SEQS; i++)
+        kv_seq_init(&w->seqs[i].seq, &w->rig, 0, "");
+    kv_seq_init(&w->onlooker.seq, &w->rig, 0, "");
     memcpy(w->n_free, config->n_slots, sizeof w->n_free);
     for (int user = 0; user < USERS; user++)
         for (uint32_t n = 1; n < N_NODES; n++) {
@@ -455,6 +454,9 @@ int main(int argc, char **argv) {
                (unsigned long long)w->n_hits, (unsigned long long)w->n_evicted, (unsigned long long)w->n_full,
                (unsigned long long)w->n_not_taken);
         CHECK(w->n_hits > 0 && w->n_evicted > 0 && w->n_not_taken > 0);
+        for (int k = 0; k < N_SEQS; k++)
+            kv_seq_deinit(&w->seqs[k].seq, &w->rig);
+        kv_seq_deinit(&w->onlooker.seq, &w->rig);
         kv_rig_close(&w->rig);
     }
     free(w);
