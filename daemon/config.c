@@ -150,8 +150,8 @@ int config_take_text(struct config *config, const char *file, const char *bytes,
 }
 
 static int take_file(struct config *config, const char *path, struct report *report) {
-    char *bytes;
-    size_t n;
+    char *bytes = NULL;
+    size_t n = 0;
     int r = read_file(path, &bytes, &n, report);
 
     if (r != 0)
@@ -216,53 +216,53 @@ static int take_builtin(struct config *config, struct report *report) {
 }
 
 /* The built-in drafter fits the built-in model alone. */
-static int drop_draft(struct config *config, struct report *report) {
+static int drop_draft(struct config *config, const struct config *builtin, struct report *report) {
     const struct config_key *model = config_key_find("model", "path"), *draft = config_key_find("draft", "path");
+    int r;
 
-    if (strcmp(config->model.path, model->fallback) == 0 || strcmp(config->origin[draft - config_keys], built_in) != 0)
+    if (config_value_equal(model, config, builtin) || strcmp(config->origin[draft - config_keys], built_in) != 0)
         return 0;
-    config->draft.path[0] = '\0';
-    return set_origin(config, draft, "built-in for a model.path of yours", 0) == 0
-               ? 0
-               : report_error(report, -ENOMEM, "draft.path: out of memory");
+    r = config_value_read(draft, "", config);
+    if (r == 0)
+        r = set_origin(config, draft, "built-in for a model.path of yours", 0);
+    return r == 0 ? 0 : report_error(report, r, "draft.path: out of memory");
 }
 
-static int check_lower_tiers(const struct config *config, struct report *report) {
-    struct config builtin = {0};
-    int r = take_builtin(&builtin, report);
-
-    for (int i = 0; i < config_n_keys && r == 0; i++) {
+static int check_lower_tiers(const struct config *config, const struct config *builtin, struct report *report) {
+    for (int i = 0; i < config_n_keys; i++) {
         const struct config_key *key = &config_keys[i];
 
-        if (key->lower_tier && !config_value_equal(key, config, &builtin))
-            r = report_error(report, -EINVAL,
-                             "%s: %s.%s: this version keeps pages on the device only, it has no host and disk tier; "
-                             "remove the key (its built-in value is '%s')",
-                             config->origin[i], key->section, key->name, key->fallback);
+        if (key->lower_tier && !config_value_equal(key, config, builtin))
+            return report_error(report, -EINVAL,
+                                "%s: %s.%s: this version keeps pages on the device only, it has no host and disk tier; "
+                                "remove the key (its built-in value is '%s')",
+                                report_path(config->origin[i]), key->section, key->name, key->fallback);
     }
-    config_free(&builtin);
-    return r;
+    return 0;
 }
 
 /* What no single value can break. */
 static int check_together(const struct config *config, struct report *report) {
     if (config->server.output_low >= config->server.output_high)
-        return report_error(report, -EINVAL,
-                            "%s: server.output_low (%llu bytes) must be less than output_high (%llu bytes)",
-                            origin_of(config, "server", "output_low"), (unsigned long long)config->server.output_low,
-                            (unsigned long long)config->server.output_high);
+        return report_error(
+            report, -EINVAL, "%s: server.output_low = %llu must be less than server.output_high = %llu (%s)",
+            report_path(origin_of(config, "server", "output_low")), (unsigned long long)config->server.output_low,
+            (unsigned long long)config->server.output_high, report_path(origin_of(config, "server", "output_high")));
     if (config->sched.prefill_chunk > config->sched.max_batch_tokens)
         return report_error(report, -EINVAL,
                             "%s: sched.prefill_chunk = %d does not fit into a pass of sched.max_batch_tokens = %d (%s)",
-                            origin_of(config, "sched", "prefill_chunk"), config->sched.prefill_chunk,
-                            config->sched.max_batch_tokens, origin_of(config, "sched", "max_batch_tokens"));
+                            report_path(origin_of(config, "sched", "prefill_chunk")), config->sched.prefill_chunk,
+                            config->sched.max_batch_tokens,
+                            report_path(origin_of(config, "sched", "max_batch_tokens")));
     return 0;
 }
 
 int config_load(const struct config_source *source, struct config *ret_config, struct report *report) {
-    struct config config = {0};
-    int r = take_builtin(&config, report);
+    struct config builtin = {0}, config = {0};
+    int r = take_builtin(&builtin, report);
 
+    if (r == 0)
+        r = take_builtin(&config, report);
     if (r == 0 && source->file)
         r = take_file(&config, source->file, report);
     if (r == 0 && source->file)
@@ -273,11 +273,12 @@ int config_load(const struct config_source *source, struct config *ret_config, s
         r = config_parse_set(source->sets[i], take_pair, &taking, report);
     }
     if (r == 0)
-        r = drop_draft(&config, report);
+        r = drop_draft(&config, &builtin, report);
     if (r == 0)
-        r = check_lower_tiers(&config, report);
+        r = check_lower_tiers(&config, &builtin, report);
     if (r == 0)
         r = check_together(&config, report);
+    config_free(&builtin);
     if (r != 0) {
         config_free(&config);
         return r;
