@@ -37,8 +37,7 @@ const struct config_key config_keys[] = {
      .doc =
          "How long running requests may go on after SIGTERM or server.drain. What is left then ends with the finish\n"
          "reason shutdown. The service manager's stop timeout must be longer."},
-    {"server", "slow_timeout", CONFIG_DURATION, FIELD(server.slow_timeout_ms), "30s", 100, 3600000, .at_run_time = true,
-     .unit = "duration",
+    {"server", "slow_timeout", CONFIG_DURATION, FIELD(server.slow_timeout_ms), "30s", 100, 3600000, .unit = "duration",
      .doc =
          "How long a client may leave more than output_high unread. Its requests are parked meanwhile and cancelled\n"
          "with the finish reason slow_client after it."},
@@ -126,10 +125,9 @@ const struct config_key config_keys[] = {
      .doc =
          "Longest prompt and answer together. 0: what the model was made for, or less if kv.device_bytes cannot hold\n"
          "one such sequence. A number that cannot be held is refused at start."},
-    {"limits", "connections", CONFIG_INT, FIELD(limits.connections), "256", 1, 16384, .at_run_time = true,
-     .unit = "connections",
-     .doc = "Open connections of all clients; more are closed at once. Each may take 2 descriptors."},
-    {"limits", "requests", CONFIG_INT, FIELD(limits.requests), "64", 1, 4096, .at_run_time = true, .unit = "requests",
+    {"limits", "connections", CONFIG_INT, FIELD(limits.connections), "256", 1, 16384, .unit = "connections",
+     .doc = "Open connections of all clients; more are answered with BUSY and closed. Each takes a descriptor."},
+    {"limits", "requests", CONFIG_INT, FIELD(limits.requests), "64", 1, 4096, .unit = "requests",
      .doc = "Unanswered requests of one connection, after which its socket is not read until one is answered."},
     {"limits", "requests_per_uid", CONFIG_INT, FIELD(limits.requests_per_uid), "0", 0, 65536, .at_run_time = true,
      .unit = "requests",

@@ -267,8 +267,10 @@ static void write_event(struct log *log, enum log_level level, const char *event
         return;
     now_us = log->now_us();
     rate = find_event(log, event);
-    if (rate && !admit(rate, now_us / 1000000))
+    if (rate && !admit(rate, now_us / 1000000)) {
+        log->n_lost++;
         return;
+    }
     if (log->journal)
         add_format(&line, "<%d>", syslog_priority[level]);
     else
@@ -290,6 +292,7 @@ static void write_event(struct log *log, enum log_level level, const char *event
     }
     if (!write_line(log, &line)) {
         log->n_dropped++;
+        log->n_lost++;
         return;
     }
     log->n_dropped = 0;

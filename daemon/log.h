@@ -20,6 +20,7 @@ struct log {
     bool journal;                            /* lines begin with <N>; the journal has the time */
     int64_t (*now_us)(void);                 /* wall clock, microseconds */
     uint64_t n_dropped;                      /* lines since the last one that was taken */
+    uint64_t n_lost;                         /* dropped or suppressed since log_init */
     struct log_event events[LOG_EVENTS_MAX]; /* open table by name; a full one stops limiting the rest */
 };
 

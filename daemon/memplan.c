@@ -8,7 +8,7 @@
 #include "config.h"
 #include "model.h"
 
-enum { SLOTS_MAX = 1 << 28 };
+enum { SLOTS_MAX = 1 << 28 }; /* of pages, and of restore points with their windows: sums stay inside an int */
 
 /* Sums that exceed 64 bits fit nowhere, like the largest number. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -75,7 +75,8 @@ static int seqs_that_fit(const struct memplan_model *m, const struct memplan_lim
  * comes first. */
 static int restore_points_that_fit(const struct memplan_model *m, const struct memplan_limits *l, int n_seqs,
                                    int n_tokens) {
-    uint64_t each = restore_point_bytes(m), free_bytes, quarter, half, n;
+    uint64_t each = restore_point_bytes(m), most = SLOTS_MAX / (uint64_t)max_int(window_pages(m), 1);
+    uint64_t free_bytes, quarter, half, n;
 
     if (l->restore_points == 0 || m->slot_bytes[KV_TARGET_STATE] == 0)
         return 0;
@@ -87,7 +88,7 @@ static int restore_points_that_fit(const struct memplan_model *m, const struct m
     n = n > quarter ? n : quarter;
     free_bytes = l->device_bytes - needed_bytes(m, l, n_seqs, n_tokens);
     n = n < free_bytes / each ? n : free_bytes / each;
-    return (int)(n < SLOTS_MAX ? n : SLOTS_MAX);
+    return (int)(n < most ? n : most);
 }
 
 static int refuse(const struct memplan_model *m, const struct memplan_limits *l, int n_tokens, struct report *report) {

@@ -39,8 +39,8 @@ struct memplan {
 
 enum { MEMPLAN_CONTEXT_MIN = 256 /* a device that holds no more is refused */ };
 
-/* -EINVAL: one seq of the context asked for, or of MEMPLAN_CONTEXT_MIN, does not fit; the report has the sum, the largest
- * request that fits, and the device_bytes that would do. */
+/* -EINVAL: one seq of the context asked for, or of MEMPLAN_CONTEXT_MIN, does not fit; the report has the sum, which is the
+ * device_bytes that would do, and the largest request that fits. */
 int memplan_make(const struct memplan_model *model, const struct memplan_limits *limits, struct memplan *ret_plan,
                  struct report *report);
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group);

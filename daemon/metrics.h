@@ -42,8 +42,8 @@ enum metric {
     METRIC_EVICTIONS,
     METRIC_PUBLISHED, /* enum kv_group */
     METRIC_RESTORE_POINTS,
-    METRIC_LOOKUPS, /* enum metric_lookup */
-    METRIC_LOG_DROPPED,
+    METRIC_LOOKUPS,     /* enum metric_lookup */
+    METRIC_LOG_DROPPED, /* struct log: n_lost */
     METRIC_LOOP_CPU_US, /* written in seconds */
     METRIC_UPTIME_US,   /* written in seconds */
     METRIC_READY,
@@ -53,15 +53,16 @@ enum metric {
 enum metric_tier { METRIC_TIER_DEVICE, METRIC_TIER_HOST, METRIC_TIER_DISK };
 enum metric_part { METRIC_PART_PREFILL, METRIC_PART_CYCLE };
 enum metric_lookup { METRIC_LOOKUP_HIT, METRIC_LOOKUP_MISS };
-enum metric_histogram { /* seconds, but for the last */
-                        METRIC_TTFT,
-                        METRIC_INTER_TOKEN,
-                        METRIC_QUEUE_TIME,
-                        METRIC_PREFILL_TIME,
-                        METRIC_REQUEST_TIME,
-                        METRIC_STEP_TIME,
-                        METRIC_ACCEPT_LENGTH,
-                        METRIC_HISTOGRAM_N
+/* Seconds, but for the last. */
+enum metric_histogram {
+    METRIC_TTFT,
+    METRIC_INTER_TOKEN,
+    METRIC_QUEUE_TIME,
+    METRIC_PREFILL_TIME,
+    METRIC_REQUEST_TIME,
+    METRIC_STEP_TIME,
+    METRIC_ACCEPT_LENGTH,
+    METRIC_HISTOGRAM_N
 };
 
 enum { METRIC_LABELS_MAX = 16, METRIC_BUCKETS_MAX = 20 };

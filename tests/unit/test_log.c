@@ -120,6 +120,7 @@ static void one_event_cannot_flood_and_others_are_not_touched(void **state) {
     for (const char *c = take(); *c; c++)
         n += *c == '\n';
     assert_int_equal(n, LOG_BURST);
+    assert_int_equal(mylog.n_lost, 50);
     log_plain(&mylog, LOG_INFO, "other");
     assert_non_null(strstr(take(), "event=other\n"));
     now += 1000000;
@@ -146,6 +147,7 @@ static void a_full_pipe_drops_lines_and_counts_them(void **state) {
     log_plain(&mylog, LOG_INFO, "x");
     assert_non_null(strstr(take(), "event=x dropped=2\n"));
     assert_int_equal(mylog.n_dropped, 0);
+    assert_int_equal(mylog.n_lost, 2);
 }
 
 static void the_journal_is_known_by_device_and_inode(void **state) {
