@@ -104,6 +104,9 @@ json_t *cli_json_of(const msgpack_object *object);
 spillway_write_fn cli_write_json; /* user: const json_t * */
 /* The document in a file; - is standard input. */
 int cli_read_json(struct cli *cli, const char *path, json_t **ret_document);
+/* Puts into `params`, where it has none: the messages of a document, which is their list, or a map of which `messages`,
+ * `tools`, `thinking` and `add_generation_prompt` are taken if they are not null. */
+int cli_use_messages(struct cli *cli, const json_t *document, json_t *params);
 /* All bytes of a file; - is standard input. Ends in a zero that is not counted. The caller frees it. */
 int cli_read_file(struct cli *cli, const char *path, char **ret_bytes, size_t *ret_n_bytes);
 /* What `a.b` names in nested maps; else `otherwise`. */

@@ -6,7 +6,8 @@
 
 static const struct cli_option options[] = {
     {"file", "file", CLI_STRING, true, "FILE", "the prompt; -: standard input, also if there is no PROMPT"},
-    {"messages", "messages", CLI_JSON_FILE, true, "FILE", "a JSON list of messages, or a map {messages, tools, ...}"},
+    {"messages", "messages", CLI_JSON_FILE, true, "FILE",
+     "a JSON list of messages, or a map {messages, tools, thinking}"},
     {"chat", "chat", CLI_TRUE, true, NULL, "the prompt is a message of the user, for the chat template"},
     {"ids", "prompt_ids", CLI_JSON_FILE, false, "FILE", "the prompt as a JSON list of token ids"},
     {"markup", "markup", CLI_TRUE, false, NULL, "the prompt may hold markup such as <|im_start|>"},
@@ -53,10 +54,9 @@ static int set_prompt(struct cli *cli, const struct cli_args *args) {
     if (json_object_get(args->params, "prompt_ids"))
         return CLI_OK;
     if (messages) {
-        int r = json_is_object(messages) ? json_object_update_missing(args->params, messages)
-                                         : json_object_set(args->params, "messages", messages);
-
-        return r == 0 ? CLI_OK : cli_fail_for_memory(cli);
+        status = cli_use_messages(cli, messages, args->params);
+        json_object_del(args->params, "add_generation_prompt"); /* gen.start always does */
+        return status;
     }
     status = read_text(cli, args, &text);
     if (status != CLI_OK)

@@ -158,6 +158,21 @@ int cli_read_json(struct cli *cli, const char *path, json_t **ret_document) {
     return CLI_OK;
 }
 
+int cli_use_messages(struct cli *cli, const json_t *document, json_t *params) {
+    static const char *const keys[] = {"messages", "tools", "thinking", "add_generation_prompt"};
+
+    if (!json_is_object(document))
+        return json_object_set(params, "messages", (json_t *)document) == 0 ? CLI_OK : cli_fail_for_memory(cli);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        json_t *member = json_object_get(document, keys[i]);
+
+        if (member && !json_is_null(member) && !json_object_get(params, keys[i]) &&
+            json_object_set(params, keys[i], member) != 0)
+            return cli_fail_for_memory(cli);
+    }
+    return CLI_OK;
+}
+
 double cli_number_at(const json_t *map, const char *path, double otherwise) {
     char key[64];
 

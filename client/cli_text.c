@@ -52,12 +52,10 @@ static int render(struct cli *cli, const struct cli_args *args) {
 
     if (status != CLI_OK)
         return status;
-    if (json_is_object(document)) {
-        json_object_update_missing(args->params, document);
-        json_decref(document);
-    } else {
-        json_object_set_new(args->params, "messages", document);
-    }
+    status = cli_use_messages(cli, document, args->params);
+    json_decref(document);
+    if (status != CLI_OK)
+        return status;
     status = cli_call(cli, "chat.render", json_incref(args->params), &result);
     if (status != CLI_OK)
         return status;
@@ -80,7 +78,8 @@ const struct cli_command cli_text_commands[] = {
     {.name = "render",
      .arguments = "[FILE]",
      .summary = "Print what the chat template makes of messages",
-     .help = "FILE, or standard input, holds a JSON list of messages, or a map {messages, tools, ...}.",
+     .help = "FILE, or standard input, holds a JSON list of messages, or a map {messages, tools, thinking,\n"
+             "add_generation_prompt}; members that are null count as missing.",
      .n_words_max = 1,
      .options = render_options,
      .run = render},

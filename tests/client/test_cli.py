@@ -147,17 +147,28 @@ def test_every_option_becomes_its_parameter(server, spillway, tmp_path):
 
 def test_a_prompt_comes_from_standard_input_files_messages_or_ids(server, spillway, tmp_path):
     for name, text in (("text", "from a file"), ("messages", '[{"role": "user", "content": "from a list"}]'),
-                       ("map", '{"messages": [{"role": "user", "content": "from a map"}], "thinking": true}'),
+                       ("map", '{"messages": [{"role": "user", "content": "from a map"}], "thinking": true, "tools": null, '
+                        '"add_generation_prompt": true}'),
                        ("ids", "[1, 2]")):
         (tmp_path / name).write_text(text)
     assert spillway("complete", stdin="from a pipe").out == "from a pipe "
     assert spillway("complete", "--file", tmp_path / "text").out == "from a file "
     assert spillway("complete", "--messages", tmp_path / "messages").out == "from a list "
     assert spillway("complete", "--messages", tmp_path / "map", "--reasoning").out == "Let me see. \nfrom a map "
+    assert sorted(server.last("gen.start")) == ["messages", "thinking"]
     assert spillway("complete", "--ids", tmp_path / "ids").code == 0
     assert server.last("gen.start") == {"prompt_ids": [1, 2]}
     assert spillway("complete", "a word", "--chat").out == "a word "
     assert server.last("gen.start") == {"messages": [{"role": "user", "content": "a word"}]}
+
+
+def test_render_takes_messages_as_a_list_or_a_map(server, spillway, tmp_path):
+    messages = [{"role": "user", "content": "x"}]
+    (tmp_path / "map").write_text(json.dumps({"messages": messages, "tools": None, "thinking": True}))
+    assert spillway("render", tmp_path / "map", "--no-thinking").out == "<|im_start|>user\nx<|im_end|>\n"
+    assert server.last("chat.render") == {"messages": messages, "thinking": False}
+    assert spillway("render", "--json", "--no-generation-prompt", stdin=json.dumps(messages)).json()["cached"]
+    assert server.last("chat.render") == {"messages": messages, "add_generation_prompt": False}
 
 
 def test_events_are_lines_of_json_with_the_result_last(server, spillway):
