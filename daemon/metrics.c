@@ -7,22 +7,42 @@
 #include <stdio.h>
 
 #include "base.h"
+#include "groups.h"
+#include "proto.h"
 
 struct label_set {
     const char *name;
-    const char *values[METRIC_LABELS_MAX + 1]; /* ends with NULL */
+    int n;
+    const char *(*value)(int label);
 };
-static const struct label_set finish_reasons = {"finish_reason",
-                                                {"stop", "stop_string", "length", "context", "tool_calls", "cancelled",
-                                                 "deadline", "shutdown", "slow_client", "error"}};
-static const struct label_set codes = {"code",
-                                       {"BAD_FRAME", "BAD_PARAM", "UNKNOWN_METHOD", "CONTEXT_LENGTH", "BUSY", "QUOTA",
-                                        "NOT_FOUND", "FORBIDDEN", "CANCELLED", "SLOW_CLIENT", "SHUTTING_DOWN",
-                                        "NO_SPACE", "CORRUPT", "MODEL_NOT_READY", "DEADLINE", "INTERNAL"}};
-static const struct label_set tiers = {"tier", {"device", "host", "disk"}};
-static const struct label_set parts = {"part", {"prefill", "cycle"}};
-static const struct label_set groups = {"group", {"target_full", "target_state", "draft_full", "draft_sliding"}};
-static const struct label_set outcomes = {"outcome", {"hit", "miss"}};
+
+static const char *finish_value(int label) {
+    return proto_finish_name((enum proto_finish)label);
+}
+static const char *code_value(int label) {
+    return proto_code_name((enum proto_code)label);
+}
+static const char *group_value(int label) {
+    return kv_group_name((enum kv_group)label);
+}
+static const char *tier_value(int label) {
+    return (const char *const[]){"device", "host", "disk"}[label];
+}
+static const char *part_value(int label) {
+    return (const char *const[]){"prefill", "cycle"}[label];
+}
+static const char *outcome_value(int label) {
+    return (const char *const[]){"hit", "miss"}[label];
+}
+
+static const struct label_set finish_reasons = {"finish_reason", PROTO_N_FINISHES, finish_value};
+static const struct label_set codes = {"code", PROTO_N_CODES, code_value};
+static const struct label_set groups = {"group", KV_GROUP_N, group_value};
+static const struct label_set tiers = {"tier", 3, tier_value};
+static const struct label_set parts = {"part", 2, part_value};
+static const struct label_set outcomes = {"outcome", 2, outcome_value};
+static_assert((int)PROTO_N_CODES <= METRIC_LABELS_MAX && (int)PROTO_N_FINISHES <= METRIC_LABELS_MAX,
+              "struct metrics has a number for every label");
 
 struct metric_row {
     const char *name; /* without spillway_ */
@@ -116,17 +136,11 @@ void metrics_init(struct metrics *metrics) {
 }
 
 int metrics_n_labels(enum metric metric) {
-    int n = 0;
-
-    if (!rows[metric].label)
-        return 1;
-    while (rows[metric].label->values[n])
-        n++;
-    return n;
+    return rows[metric].label ? rows[metric].label->n : 1;
 }
 
 const char *metrics_label(enum metric metric, int label) {
-    return rows[metric].label ? rows[metric].label->values[label] : NULL;
+    return rows[metric].label ? rows[metric].label->value(label) : NULL;
 }
 
 static int64_t *value_of(struct metrics *metrics, enum metric metric, int label) {
@@ -200,8 +214,8 @@ static void add_metric(struct text *out, const struct metric_row *row, const int
         add_number(out, values[0], row->is_us);
         return;
     }
-    for (int i = 0; row->label->values[i]; i++) {
-        add_format(out, "spillway_%s{%s=\"%s\"} ", row->name, row->label->name, row->label->values[i]);
+    for (int i = 0; i < row->label->n; i++) {
+        add_format(out, "spillway_%s{%s=\"%s\"} ", row->name, row->label->name, row->label->value(i));
         add_number(out, values[i], row->is_us);
     }
 }

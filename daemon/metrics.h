@@ -9,8 +9,8 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE };
 
 /* Counters only grow; gauges are set. The label's values are beside each; where none is given, the label is 0. */
 enum metric {
-    METRIC_REQUESTS, /* generations that ended; enum metric_finish */
-    METRIC_ERRORS,   /* error responses; the order of the protocol's codes */
+    METRIC_REQUESTS, /* generations that ended; enum proto_finish */
+    METRIC_ERRORS,   /* error responses; enum proto_code */
     METRIC_PROMPT_TOKENS,
     METRIC_GENERATED_TOKENS, /* one for each token that a client was given or a stop withheld */
     METRIC_PREFILL_TOKENS,
@@ -53,19 +53,6 @@ enum metric {
 enum metric_tier { METRIC_TIER_DEVICE, METRIC_TIER_HOST, METRIC_TIER_DISK };
 enum metric_part { METRIC_PART_PREFILL, METRIC_PART_CYCLE };
 enum metric_lookup { METRIC_LOOKUP_HIT, METRIC_LOOKUP_MISS };
-enum metric_finish { /* the protocol's finish reasons, in its order */
-                     METRIC_FINISH_STOP,
-                     METRIC_FINISH_STOP_STRING,
-                     METRIC_FINISH_LENGTH,
-                     METRIC_FINISH_CONTEXT,
-                     METRIC_FINISH_TOOL_CALLS,
-                     METRIC_FINISH_CANCELLED,
-                     METRIC_FINISH_DEADLINE,
-                     METRIC_FINISH_SHUTDOWN,
-                     METRIC_FINISH_SLOW_CLIENT,
-                     METRIC_FINISH_ERROR,
-};
-
 enum metric_histogram { /* seconds, but for the last */
                         METRIC_TTFT,
                         METRIC_INTER_TOKEN,

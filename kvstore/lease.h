@@ -1,7 +1,8 @@
 /* lease: which pages of the index a seq needs. Holds pins on the pages [0, n_pages) of one token list, in order; what it
  * pins stays where it is until the lease lets go of it. Pages that a seq fills itself enter the lease by being published.
  *
- * Knows nothing of private slots: a seq owns those until a publish takes them. Allocates in init only. */
+ * Knows nothing of private slots: a seq owns those until a publish takes them. Allocates in init only, and does not move
+ * between init and deinit: the store knows its address. */
 #pragma once
 #include "store.h"
 
@@ -26,8 +27,9 @@ void kv_lease_drop_sliding(struct kv_lease *lease, uint32_t page_idx); /* it lef
 void kv_lease_release(struct kv_lease *lease); /* all; the lease is empty and can be used again */
 
 /* Makes the next page findable and pins it: page_idx is the number of pages held so far, key and tokens are the page's.
- * slots: KV_NO_SLOT where the seq has none; target_full must be there, target_state has kv_lease_publish_state(). A slot that the index lacks moves into it, pinned
- * by the lease: ret_taken. If it has one already, the seq's own stays private, and the seq goes on using it.
+ * slots: KV_NO_SLOT where the seq has none or where rows of the page were not written (a draft context that starts inside
+ * it); target_full must be there; target_state has a function of its own. A slot that the index lacks moves into it,
+ * pinned by the lease: ret_taken. If it has one already, the seq's own stays private, and the seq goes on using it.
  * E_FULL: no record is free and none can be evicted; nothing has happened. */
 int kv_lease_publish_page(struct kv_lease *lease, uint32_t page_idx, const struct kv_key *key,
                           const int32_t tokens[PAGE_TOKENS], const uint32_t slots[KV_GROUP_N],

@@ -12,6 +12,7 @@
 
 #include "groups.h"
 #include "metrics.h"
+#include "proto.h"
 
 static struct metrics metrics;
 static struct text out;
@@ -46,13 +47,13 @@ static void says(const char *line) {
 
 static void counters_and_gauges_come_out_under_their_label(void **state) {
     (void)state;
-    metrics_add(&metrics, METRIC_REQUESTS, METRIC_FINISH_SLOW_CLIENT, 2);
-    metrics_add(&metrics, METRIC_REQUESTS, METRIC_FINISH_STOP, 1);
+    metrics_add(&metrics, METRIC_REQUESTS, PROTO_FINISH_SLOW_CLIENT, 2);
+    metrics_add(&metrics, METRIC_REQUESTS, PROTO_FINISH_STOP, 1);
     metrics_add(&metrics, METRIC_GENERATED_TOKENS, 0, 5);
     metrics_set(&metrics, METRIC_POOL_FREE, KV_DRAFT_SLIDING, 77);
     metrics_set(&metrics, METRIC_UPTIME_US, 0, 1500001);
     assert_int_equal(metrics_sum(&metrics, METRIC_REQUESTS), 3);
-    assert_int_equal(metrics_get(&metrics, METRIC_REQUESTS, METRIC_FINISH_SLOW_CLIENT), 2);
+    assert_int_equal(metrics_get(&metrics, METRIC_REQUESTS, PROTO_FINISH_SLOW_CLIENT), 2);
     says("\nspillway_requests_total{finish_reason=\"slow_client\"} 2\n");
     says("\nspillway_requests_total{finish_reason=\"error\"} 0\n");
     says("\nspillway_generated_tokens_total 5\n");
@@ -85,11 +86,15 @@ static void label_values_are_escaped(void **state) {
          "1\n");
 }
 
-static void group_labels_are_the_groups_names(void **state) {
+static void labels_are_the_names_of_what_they_count(void **state) {
     (void)state;
     assert_int_equal(metrics_n_labels(METRIC_POOL_SLOTS), KV_GROUP_N);
-    for (int g = 0; g < KV_GROUP_N; g++)
-        assert_string_equal(metrics_label(METRIC_POOL_SLOTS, g), kv_group_name((enum kv_group)g));
+    assert_string_equal(metrics_label(METRIC_POOL_SLOTS, KV_DRAFT_FULL), "draft_full");
+    assert_int_equal(metrics_n_labels(METRIC_ERRORS), PROTO_N_CODES);
+    assert_string_equal(metrics_label(METRIC_ERRORS, PROTO_QUOTA), "QUOTA");
+    assert_string_equal(metrics_label(METRIC_CACHED_TOKENS, METRIC_TIER_DISK), "disk");
+    assert_string_equal(metrics_label(METRIC_STEPS, METRIC_PART_CYCLE), "cycle");
+    assert_string_equal(metrics_label(METRIC_LOOKUPS, METRIC_LOOKUP_MISS), "miss");
     assert_null(metrics_label(METRIC_QUEUED, 0));
     assert_int_equal(metrics_n_labels(METRIC_QUEUED), 1);
 }
@@ -194,7 +199,7 @@ int main(void) {
         CASE(counters_and_gauges_come_out_under_their_label),
         CASE(histograms_sum_up_their_buckets),
         CASE(label_values_are_escaped),
-        CASE(group_labels_are_the_groups_names),
+        CASE(labels_are_the_names_of_what_they_count),
         CASE(the_output_is_the_text_format_without_duplicates),
     };
 

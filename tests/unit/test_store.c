@@ -602,6 +602,37 @@ static void open_refuses_what_cannot_work(void **state) {
     kv_store_close(NULL);
 }
 
+static int n_allocs_left; /* of the backend below */
+
+static int mem_alloc_until(struct device *device, enum mem_kind kind, size_t bytes, void **ret_ptr) {
+    if (n_allocs_left-- == 0)
+        return -ENOMEM;
+    return backend_find("cpu")->mem_alloc(device, kind, bytes, ret_ptr);
+}
+
+static void open_without_memory_gives_back_what_it_had(void **state) {
+    struct kv_rig rig = rig_of(4, 2, 0, 0, 4);
+    struct backend poor = *rig.backend;
+    struct kv_store_options options = {.backend = &poor,
+                                       .device = rig.device,
+                                       .group = {{64, 4}, {64, 2}, {64, 4}, {64, 4}},
+                                       .sliding_window_tokens = 64,
+                                       .n_records_max = 4};
+    struct kv_store *store = NULL;
+
+    (void)state;
+    poor.mem_alloc = mem_alloc_until;
+    for (int n = 0; n < KV_GROUP_N; n++) {
+        n_allocs_left = n;
+        assert_int_equal(kv_store_open(&options, &store), -ENOMEM);
+        assert_null(store);
+    }
+    n_allocs_left = KV_GROUP_N;
+    assert_int_equal(kv_store_open(&options, &store), 0);
+    kv_store_close(store);
+    kv_rig_close(&rig);
+}
+
 static void null_page_is_zero_and_never_handed_out(void **state) {
     struct kv_rig rig = rig_of(3, 2, 3, 3, 4);
     uint32_t slots[KV_GROUP_N][3];
@@ -700,6 +731,7 @@ int main(void) {
         cmocka_unit_test(sliding_pages_outside_every_window_leave_first),
         cmocka_unit_test(first_draft_pages_of_a_chain_leave_first),
         cmocka_unit_test(open_refuses_what_cannot_work),
+        cmocka_unit_test(open_without_memory_gives_back_what_it_had),
         cmocka_unit_test(null_page_is_zero_and_never_handed_out),
         cmocka_unit_test(check_finds_what_is_broken),
     };
