@@ -37,6 +37,7 @@ struct config {
         char *path;     /* empty: no drafter */
         int block_size; /* 0: the drafter's own */
         int causal;     /* enum config_causal */
+        bool fallback;
     } draft;
     struct {
         uint64_t device_bytes, host_bytes, disk_bytes;

@@ -74,6 +74,10 @@ const struct config_key config_keys[] = {
      .doc =
          "Whether rows of a block see only earlier rows, in the drafter's sliding layers. auto: what its config.json\n"
          "says, else yes. Only for checkpoints whose config.json is wrong."},
+    {"draft", "fallback", CONFIG_BOOL, FIELD(draft.fallback), "true",
+     .doc =
+         "Whether a request whose drafts are mostly rejected goes on without them, and tries again later. What a pass\n"
+         "with drafts costs beside one without is measured at start. The text is the same either way."},
 
     {"kv", "device_bytes", CONFIG_BYTES, FIELD(kv.device_bytes), "1GiB", MIB, 64 * TIB, .unit = "bytes",
      .doc = "Device memory for everything that grows with tokens and sequences: pages of all groups, live states, "

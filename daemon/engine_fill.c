@@ -288,7 +288,7 @@ static void add_cycle(struct engine *engine, struct plan *plan) {
         int n_tokens;
 
         next = seq->next;
-        if (seq->state != SEQ_DECODING)
+        if (seq->state != SEQ_DECODING || seq->is_parked)
             continue;
         n_tokens = max_int(seq->len, seq->n_fed) + block * (seq->n_cycles + 1);
         n_tokens = min_int(n_tokens, engine_positions_max(engine, seq));

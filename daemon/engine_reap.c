@@ -109,6 +109,7 @@ void engine_reap(struct engine *engine, struct plan *plan) {
         reap_given(engine, plan->replay, plan->n_replay);
     if (plan->n_cycle > 0)
         reap_cycle(engine, plan);
+    engine->view.n_prefills += plan->n_prefill > 0;
     engine->view.n_prefill_rows += (uint64_t)*plan->prefill_input.view.n_rows;
     engine->view.n_replay_rows += (uint64_t)*plan->replay_input.view.n_rows;
 }

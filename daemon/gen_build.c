@@ -39,7 +39,9 @@ static float given_or(double given, float otherwise) {
     return isnan(given) ? otherwise : (float)given;
 }
 
-static void set_sampling(struct seq *seq, const struct gen_params *p, const struct generation_config *defaults) {
+static void set_sampling(const struct gen_build *build, struct seq *seq) {
+    const struct generation_config *defaults = &build->pair->info->generation;
+    const struct gen_params *p = build->params;
     struct sample_params *s = &seq->sample;
 
     s->temperature = given_or(p->temperature, defaults->do_sample ? defaults->temperature : 0);
@@ -50,7 +52,7 @@ static void set_sampling(struct seq *seq, const struct gen_params *p, const stru
     s->presence = given_or(p->presence_penalty, 0);
     s->frequency = given_or(p->frequency_penalty, 0);
     s->n_logprobs = p->logprobs;
-    s->seed = p->seed;
+    s->seed = p->has_seed ? p->seed : build->seed;
     for (uint32_t i = 0; i < p->n_bias; i++) {
         seq->bias_id[i] = p->bias[i].id;
         seq->bias[i] = p->bias[i].bias;
@@ -111,7 +113,7 @@ static int make_seq(struct gen_build *build, const struct prompt *prompt) {
                                                                      : SEQ_CACHE_USE;
     seq->root = build->root;
     seq->n_cuts = cuts_find(&cuts, seq->cuts);
-    set_sampling(seq, p, &build->pair->info->generation);
+    set_sampling(build, seq);
     r = set_stop_ids(build, seq);
     if (r != 0)
         return r;

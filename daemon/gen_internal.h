@@ -9,7 +9,6 @@ struct gens {
     struct service *service;
     struct gen *first;
     int n;
-    uint64_t n_finished;
 };
 
 enum gen_state { GEN_BUILDING, GEN_RUNNING };
@@ -21,8 +20,9 @@ struct gen_build {
     const struct session *session; /* its tokens come first; NULL: none */
     struct kv_key root;
     int n_restore_points;
-    int result;   /* 0, PROMPT_E_*, or a negative errno */
-    int n_tokens; /* of the prompt, also with PROMPT_E_TOO_LONG */
+    uint64_t seed; /* for a request that gives none */
+    int result;    /* 0, PROMPT_E_*, or a negative errno */
+    int n_tokens;  /* of the prompt, also with PROMPT_E_TOO_LONG */
     bool in_reasoning;
     struct seq *seq;
     struct report report;
@@ -45,23 +45,19 @@ struct gen {
     enum proto_code why;
     struct gen_build build;
     struct seq *seq; /* RUNNING: the engine's */
-    bool seq_has_ended;
     struct output output;
-    bool has_output;
+    struct logprob_row *logprobs; /* of all tokens, if asked for */
+    uint32_t n_logprobs_room;
     uint64_t received_us, deadline_us, last_event_us, last_token_us; /* deadline 0: none */
     int n_queued;                                                    /* that waited before it */
 };
 
-static inline bool gen_streams(const struct gen *gen) {
-    return gen->params->stream;
-}
-
 void gen_build_run(struct gen_build *build);
 
 /* Events; each goes to the conn if there is one and it streams. */
-void gen_send_accepted(struct gen *gen);
+void gen_send_accepted(struct gen *gen, int n_cached);
 void gen_send_progress(struct gen *gen, int n_done, int n_total);
-void gen_send_notice(struct gen *gen, const char *reason);
+void gen_send_notice(struct gen *gen, const char *reason, const char *message);
 void gen_send_output(struct gen *gen, const struct output_event *event);
 /* The one response. */
 void gen_send_result(struct gen *gen, enum proto_finish finish);

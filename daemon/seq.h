@@ -69,6 +69,7 @@ struct seq {
     int n_cuts;
     const struct seq_calls *calls;
     void *user;
+    bool is_parked; /* may be set at any time: it decodes no further, and keeps what it has */
 
     /* ---- the engine's ---- */
     enum seq_state state;

@@ -126,7 +126,7 @@ static int lock_folder(const char *path, int *ret_fd, struct report *report) {
 
 static int open_path(struct server *server, const struct server_options *options, struct report *report) {
     struct stat stat;
-    int folder_fd, r;
+    int folder_fd = -1, r;
 
     server->address.sun_family = AF_UNIX;
     if (strlen(options->path) >= sizeof server->address.sun_path || !options->path[0])

@@ -34,6 +34,9 @@ struct service {
 
 uint64_t service_now_us(void); /* monotonic */
 
+/* Work is done, or there is none. */
+bool service_is_progressing(const struct service *service);
+
 /* Brings gauges and totals that others keep up to date. */
 void service_update_metrics(struct service *service);
 
