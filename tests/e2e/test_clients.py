@@ -92,6 +92,12 @@ def test_commands_of_the_daemon(cli):
     assert "# TYPE spillway_" in cli("stats", "--metrics").stdout
     assert json.loads(cli("gens", "--json").stdout) == {"gens": []}
     assert "NOT_FOUND" in cli("cancel", "99", code=1).stderr
+    with cli.daemon.connect() as client:  # another connection ends what this one runs
+        generation = client.generate("The sea", max_tokens=20000, ignore_eos=True)
+        next(generation)
+        number = json.loads(cli("gens", "--json").stdout)["gens"][0]["gen"]
+        cli("cancel", str(number))
+        assert generation.result()["finish_reason"] == "cancelled"
     checks = {c["check"]: c["verdict"] for c in json.loads(cli("doctor", "--json").stdout)["checks"]}
     assert all(checks[name] == "ok" for name in ("socket", "permission", "connection", "version", "health"))
     cli("reload")
