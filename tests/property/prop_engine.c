@@ -14,7 +14,7 @@
 
 #define CHECK ENGINE_RIG_CHECK
 
-enum { CONTEXT = 448, PROMPT_MAX = 300, ANSWER_MAX = 120, N_BASES = 3, N_SIMS = 12, ROWS_MAX = 256 };
+enum { CONTEXT = 512, PROMPT_MAX = 300, ANSWER_MAX = 280, N_BASES = 3, N_SIMS = 12, ROWS_MAX = 256 };
 
 /* A request, and what became of it. */
 struct sim {
@@ -124,7 +124,7 @@ static struct seq *seq_of(struct sim *sim, const struct kv_key *root, enum seq_c
 static void draw_prompt(struct world *w, struct sim *sim) {
     int n_shared;
 
-    sim->n_prompt = 1 + (int)below(w, PROMPT_MAX);
+    sim->n_prompt = 1 + (int)below(w, below(w, 2) ? 60 : PROMPT_MAX);
     if (below(w, 3) == 0)
         sim->n_prompt = 64 * (1 + (int)below(w, 4)) + (int)below(w, 3) - 1;
     if (w->n_last > 0 && below(w, 3) == 0) { /* the conversation goes on */
@@ -215,12 +215,12 @@ static void act(struct world *w) {
         CHECK(engine_submit(w->rig.engine, sim->seq) == 0);
     } else if (sim->is_over) {
         finish(w, sim);
-    } else if (below(w, 12) == 0) {
+    } else if (below(w, 40) == 0) {
         sim->is_over = true;
         engine_end(w->rig.engine, sim->seq);
         sim->seq = NULL;
     } else {
-        sim->seq->is_parked = below(w, 3) == 0;
+        sim->seq->is_parked = below(w, 8) == 0;
     }
 }
 
@@ -256,23 +256,23 @@ static const struct engine_rig_options CONFIGS[] = {
      CONTEXT,
      64,
      96,
-     N_SIMS,
-     {[KV_TARGET_FULL] = 12, [KV_TARGET_STATE] = 7, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
      0},
     /* many places, few pages, drafting is given up and taken up again */
     {6,
      CONTEXT,
      128,
      128,
-     N_SIMS,
-     {[KV_TARGET_FULL] = 20, [KV_TARGET_STATE] = 16, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 30},
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 14, [KV_TARGET_STATE] = 16, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 30},
      1.3},
     /* room for all */
     {4,
      CONTEXT,
      128,
      ROWS_MAX,
-     N_SIMS,
+     2 * N_SIMS,
      {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100},
      0},
     /* states are what is short */
@@ -280,7 +280,7 @@ static const struct engine_rig_options CONFIGS[] = {
      CONTEXT,
      64,
      64,
-     N_SIMS,
+     2 * N_SIMS,
      {[KV_TARGET_FULL] = 30, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 20},
      0},
 };
