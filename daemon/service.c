@@ -90,7 +90,7 @@ void service_update_metrics(struct service *service) {
         metrics_set(m, METRIC_LOOP_CPU_US, 0,
                     (int64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000 + usage.ru_utime.tv_usec +
                         usage.ru_stime.tv_usec);
-    metrics_set(m, METRIC_LOG_DROPPED, 0, (int64_t)service->log.n_dropped);
+    metrics_set(m, METRIC_LOG_DROPPED, 0, (int64_t)service->log.n_lost);
     metrics_set(m, METRIC_UPTIME_US, 0, (int64_t)(service_now_us() - service->started_us));
     metrics_set(m, METRIC_READY, 0, service->phase == SERVICE_SERVING);
 }
