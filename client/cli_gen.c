@@ -259,11 +259,14 @@ int cli_gen_run(struct cli *cli, const struct cli_gen *gen, json_t *params, json
     return CLI_FAILED;
 }
 
-/* Tokens committed by verify passes, per pass: what stood of the draft, and one of the target's own. */
+/* Tokens committed by verify passes, per pass: what stood of each draft and one of the target's own, but for the last draft
+ * if the answer ended in it. The first token comes from the prompt. */
 static double accept_length(const json_t *result) {
     double steps = cli_number_at(result, "usage.draft.steps", 0);
+    double n = steps + cli_number_at(result, "usage.draft.accepted", 0);
+    double n_max = cli_number_at(result, "usage.completion", 0) - 1;
 
-    return steps > 0 ? 1 + cli_number_at(result, "usage.draft.accepted", 0) / steps : 0;
+    return steps > 0 ? (n < n_max ? n : n_max) / steps : 0;
 }
 
 void cli_gen_print_summary(const json_t *result) {

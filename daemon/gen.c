@@ -188,6 +188,8 @@ static void on_tokens(void *user, const int32_t *tokens, int n, const struct log
     count_tokens(gen, n_used);
     if (r == OUTPUT_E_STOPPED)
         finish_gen(gen, PROTO_FINISH_STOP_STRING, false);
+    else if (r == OUTPUT_E_FULL)
+        finish_gen(gen, PROTO_FINISH_LENGTH, false);
     else if (r != 0)
         finish_gen(gen, PROTO_FINISH_ERROR, false);
 }

@@ -28,9 +28,11 @@ def test_every_command_and_option_is_in_the_page(spillway):
     assert options(text) - there_are == {"--version"}
 
 
-def test_every_option_of_the_probe_is_in_its_page(request):
-    run = subprocess.run([request.config.getoption("--probe"), "--help"], capture_output=True, text=True, check=True, timeout=30)
-    assert options(run.stdout) == options(page("spillway-probe.1.scd"))
+@pytest.mark.parametrize("program, name", [("probe", "spillway-probe.1.scd"), ("daemon", "spillwayd.8.scd")])
+def test_every_option_of_the_other_programs_is_in_their_pages(request, program, name):
+    run = subprocess.run([request.config.getoption("--" + program), "--help"], capture_output=True, text=True, check=True,
+                         timeout=30)
+    assert options(run.stdout) | {"--help"} == options(page(name))
 
 
 def test_every_key_is_in_the_page():
