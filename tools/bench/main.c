@@ -58,7 +58,7 @@ static bool take_option(struct bench_options *options, const char *name, const c
             continue;
         if (table[i].number)
             *table[i].number = atoi(value);
-        else
+        if (table[i].text)
             *table[i].text = value;
         return true;
     }

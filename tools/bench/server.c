@@ -22,8 +22,7 @@ static int find_program(char *path, size_t room) {
     if (n < 0)
         return -errno;
     path[n] = '\0';
-    *strrchr(path, '/') = '\0';
-    strcat(path, name);
+    memcpy(strrchr(path, '/'), name, sizeof name);
     if (access(path, X_OK) == 0)
         return 0;
     fprintf(stderr, "spillway-bench: system: %s: %s; name one with --spillwayd, or a socket with --socket\n", path,
