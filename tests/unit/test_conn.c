@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -37,6 +38,7 @@ struct rig {
     bool holds, is_closed;
     struct conn *held[HELD_MAX], *last;
     uint32_t held_id[HELD_MAX];
+    int closes_after; /* that many requests, from inside on_request; 0: not */
     int n_held, n_requests, n_closes, n_slow, n_drained, n_fds;
     size_t prompt_bytes;
     size_t answer_bytes; /* of the string in an answer */
@@ -83,6 +85,8 @@ static void on_request(void *user, struct conn *conn, struct request *request) {
         rig->held_id[rig->n_held++] = request->id;
     }
     request_free(request);
+    if (rig->closes_after == rig->n_requests)
+        conn_close(conn);
 }
 
 static void on_slow(void *user, struct conn *conn) {
@@ -834,6 +838,52 @@ static void what_was_sent_before_conn_close_arrives(void **state) {
     client_close(&client);
 }
 
+static void conn_close_in_a_callback_ends_what_was_pipelined(void **state) {
+    struct rig *rig = *state;
+    struct client client;
+    struct wire_out out;
+
+    start(rig);
+    client = client_hello(rig);
+    rig->closes_after = 3;
+    wire_out_init(&out, BIG_BYTES);
+    for (int i = 0; i < 5; i++)
+        json_wire(&out, "[0, 5, \"gen.list\", {}]");
+    client_send(&client, out.bytes.bytes, out.bytes.n);
+    client_expect(&client, 5, NULL);
+    client_expect(&client, 5, NULL);
+    client_expect_end(&client);
+    assert_int_equal(rig->n_requests, 3);
+    assert_int_equal(rig->n_closes, 1);
+    wire_out_deinit(&out);
+    client_close(&client);
+}
+
+static void without_descriptors_accepting_pauses_and_goes_on(void **state) {
+    struct rig *rig = *state;
+    struct client first, second;
+    struct rlimit before, none;
+
+    start(rig);
+    first = client_hello(rig);
+    second = client_open(rig);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){(rlim_t)second.fd + 1, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0); /* all below are in use */
+    for (int i = 0; i < 50; i++) {
+        uv_run(&rig->loop, UV_RUN_NOWAIT);
+        usleep(1000);
+    }
+    assert_in_range(stats_of(rig).n_accept_errors, 1, 2); /* not one for each pass over the loop */
+    client_send_json(&first, "[0, 5, \"gen.list\", {}]");
+    client_expect(&first, 5, NULL);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    client_send_json(&second, "[0, 1, \"hello\", {\"version\": 1}]");
+    client_expect(&second, 1, NULL);
+    client_close(&first);
+    client_close(&second);
+}
+
 static void nothing_runs_while_nothing_happens(void **state) {
     struct rig *rig = *state;
     struct client client;
@@ -991,6 +1041,8 @@ int main(void) {
         CASE(an_answer_that_did_not_fit_can_be_replaced),
         CASE(connections_beyond_the_limit_are_told_so),
         CASE(what_was_sent_before_conn_close_arrives),
+        CASE(conn_close_in_a_callback_ends_what_was_pipelined),
+        CASE(without_descriptors_accepting_pauses_and_goes_on),
         CASE(nothing_runs_while_nothing_happens),
         CASE(the_socket_has_its_mode_and_goes_with_the_server),
         CASE(a_socket_nobody_listens_on_is_replaced),
