@@ -47,17 +47,8 @@ static int load_target(struct model *model, struct report *report) {
     const struct model_options *o = &model->options;
     struct checkpoint *checkpoint = NULL;
     struct qwen_weights weights;
-    char path[4096];
     int r;
 
-    snprintf(path, sizeof path, "%s/config.json", o->target_folder);
-    r = qwen_config_read(path, &model->info.target, report);
-    if (r != 0)
-        return r;
-    snprintf(path, sizeof path, "%s/generation_config.json", o->target_folder);
-    r = generation_config_read(path, &model->info.generation, report);
-    if (r != 0)
-        return r;
     if (o->dummy) {
         r = qwen_weights_dummy(&model->info.target, 1, &checkpoint, &weights, report);
     } else {
@@ -77,23 +68,13 @@ static int load_target(struct model *model, struct report *report) {
 
 static int load_draft(struct model *model, struct report *report) {
     const struct model_options *o = &model->options;
-    struct draft_config *config = &model->info.draft;
+    const struct draft_config *config = &model->info.draft;
     struct checkpoint *checkpoint = NULL;
     struct draft_weights weights;
-    char path[4096];
     int r;
 
-    if (!o->draft_folder)
+    if (config->n_layers == 0)
         return 0;
-    snprintf(path, sizeof path, "%s/config.json", o->draft_folder);
-    r = draft_config_read(path, o->draft_causal, config, report);
-    if (r == 0)
-        r = draft_config_check(path, config, &model->info.target, report);
-    if (r != 0)
-        return r;
-    if (o->block_size > config->block_size)
-        return report_error(report, -EINVAL, "%s: block_size is %d; blocks of %d rows were asked for", path,
-                            config->block_size, o->block_size);
     if (o->dummy) {
         r = draft_weights_dummy(config, 2, &checkpoint, &weights, report);
     } else {
@@ -106,32 +87,7 @@ static int load_draft(struct model *model, struct report *report) {
         draft_weights_deinit(&weights);
     }
     checkpoint_close(checkpoint);
-    snprintf(model->info.warning, sizeof model->info.warning, "%s", config->warning);
     return r;
-}
-
-static int build_groups(struct model *model, struct report *report) {
-    const struct model_options *o = &model->options;
-    struct model_info *info = &model->info;
-    struct kv_geometry draft_groups[KV_GROUP_N] = {0};
-    struct kv_member members[LAYERS_MAX];
-    int layer[LAYERS_MAX], r;
-
-    r = kv_groups_build(o->target_folder, members, qwen_kv_members(&info->target, o->kv_dtype, members), info->groups,
-                        layer, report);
-    if (r != 0)
-        return r;
-    if (info->draft.n_layers > 0) {
-        dflash_kv_members(&info->draft, o->draft_dtype, members);
-        r = kv_groups_build(o->draft_folder, members, info->draft.n_layers, draft_groups, layer, report);
-        if (r != 0)
-            return r;
-        info->groups[KV_DRAFT_FULL] = draft_groups[KV_DRAFT_FULL];
-        info->groups[KV_DRAFT_SLIDING] = draft_groups[KV_DRAFT_SLIDING];
-    }
-    info->state = qwen_state_view(&model->target);
-    info->state.slot_bytes = state_slot_bytes(&info->state, model->backend->caps(model->device)->conv_dtype);
-    return 0;
 }
 
 static bool take_ring(struct model *model) {
@@ -192,6 +148,8 @@ int model_open(const struct backend *backend, struct device *device, const struc
     if (options->n_slots < 1 || options->n_segs_max < 1 || options->n_rows_max < 1 || options->n_outs_max < 1)
         r = report_error(report, -EINVAL, "%s: a model needs room for at least one seq and one row",
                          options->target_folder);
+    if (r == 0)
+        r = model_inspect(options, backend->caps(device), &model->info, report);
     if (r == 0) {
         r = backend->stream_open(device, STREAM_LOAD, &model->load);
         if (r != 0)
@@ -201,17 +159,6 @@ int model_open(const struct backend *backend, struct device *device, const struc
         r = load_target(model, report);
     if (r == 0)
         r = load_draft(model, report);
-    if (r == 0) {
-        struct model_info *info = &model->info;
-
-        info->block_size = info->draft.n_layers == 0 ? 1
-                           : options->block_size > 0 ? options->block_size
-                                                     : info->draft.block_size;
-        info->n_stop = info->generation.n_eos > 0 ? info->generation.n_eos : info->target.n_eos;
-        memcpy(info->stop, info->generation.n_eos > 0 ? info->generation.eos : info->target.eos, sizeof info->stop);
-        info->n_valid = options->n_valid > 0 ? min_int(options->n_valid, info->target.vocab) : info->target.vocab;
-        r = build_groups(model, report);
-    }
     if (r == 0 && !take_buffers(model))
         r = report_error(report, -ENOMEM, "%s: activation buffers (%d rows, %d logit rows) do not fit into memory",
                          options->target_folder, options->n_rows_max, options->n_outs_max);

@@ -44,6 +44,11 @@ struct model_info {
     char warning[256];                                     /* e.g. a drafter without rope_theta; empty if none */
 };
 
+/* Everything of the info that follows from the config.json files alone; the counts of bytes that weights and buffers take
+ * are 0. For who wants to plan before anything is loaded. */
+int model_inspect(const struct model_options *options, const struct backend_caps *caps, struct model_info *ret_info,
+                  struct report *report);
+
 /* On failure nothing is kept and the report's line names file, object and reason. */
 int model_open(const struct backend *backend, struct device *device, const struct model_options *options,
                struct model **ret_model, struct report *report);

@@ -5,7 +5,10 @@
 
 #include "unicode.h"
 
-enum { NFC_GROWTH_MAX = 3 }; /* NFC makes UTF-8 at most this many times longer */
+enum {
+    NFC_GROWTH_MAX = 3,  /* NFC makes UTF-8 at most this many times longer */
+    NFC_SHRINKS_MAX = 4, /* and shorter; the most there is are the 7 bytes of U+1FBE U+0308 U+0301, which become 2 */
+};
 
 /* Buffers of one caller, zero at first. */
 struct nfc {

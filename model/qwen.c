@@ -17,10 +17,12 @@ int qwen_qkv_width(const struct qwen_config *c) {
     return (c->n_heads * (c->has_attn_gate ? 2 : 1) + 2 * c->n_kv_heads) * c->head_dim;
 }
 
-struct state_view qwen_state_view(const struct qwen *qwen) {
-    const struct qwen_config *c = &qwen->config;
+struct state_view qwen_state_view(const struct qwen_config *c) {
+    int n_gdn = 0;
 
-    return (struct state_view){.n_layers = qwen->n_gdn,
+    for (int i = 0; i < c->n_layers; i++)
+        n_gdn += c->layers[i] == LAYER_LINEAR;
+    return (struct state_view){.n_layers = n_gdn,
                                .n_k_heads = c->gdn_k_heads,
                                .n_v_heads = c->gdn_v_heads,
                                .head_dim_k = c->gdn_head_dim_k,

@@ -66,7 +66,7 @@ int qwen_qkv_width(const struct qwen_config *config);
 int qwen_conv_dim(const struct qwen_config *config);
 int qwen_value_dim(const struct qwen_config *config);
 /* Shape of the recurrent state; arena and tables are the caller's. */
-struct state_view qwen_state_view(const struct qwen *qwen);
+struct state_view qwen_state_view(const struct qwen_config *config);
 /* The attention layers as members of target_full, in layer order; ret_members[n_layers]. Returns their number. */
 int qwen_kv_members(const struct qwen_config *config, enum dtype kv_dtype, struct kv_member *ret_members);
 

@@ -41,6 +41,17 @@ bool tensor_name_is_valid(const char *name, size_t n) {
     return true;
 }
 
+const char *tensor_name_keep(const struct json_reader *json, char *names, size_t *used) {
+    char *name = names + *used;
+
+    json_unescape(json, name);
+    if (!tensor_name_is_valid(name, json->string_bytes))
+        return NULL;
+    name[json->string_bytes] = '\0';
+    *used += json->string_bytes + 1;
+    return name;
+}
+
 const char *safetensors_shape(const uint64_t *dims, int n_dims, char *out, size_t n_out) {
     size_t used = 0;
 
@@ -59,19 +70,6 @@ static int refuse(struct parser *p, const char *name, const char *why) {
                         p->json.error_at + 8, p->json.error);
 }
 
-/* The current key, unescaped and ended by a zero, in the table's own memory. NULL: not a printable name. */
-static const char *keep_name(struct parser *p) {
-    char *name = p->table.names + p->names_used;
-
-    /* Each key has its quotes in the header, so the names with their zeros fit in as many bytes as the header has. */
-    json_unescape(&p->json, name);
-    if (!tensor_name_is_valid(name, p->json.string_bytes))
-        return NULL;
-    name[p->json.string_bytes] = '\0';
-    p->names_used += p->json.string_bytes + 1;
-    return name;
-}
-
 static int parse_metadata(struct parser *p) {
     size_t names_used = p->names_used;
     const char *keys[METADATA_MAX];
@@ -80,7 +78,7 @@ static int parse_metadata(struct parser *p) {
     if (json_next(&p->json) != JSON_OBJECT)
         return refuse(p, "__metadata__", "must be an object");
     while (json_next(&p->json) == JSON_KEY) {
-        const char *key = keep_name(p);
+        const char *key = tensor_name_keep(&p->json, p->table.names, &p->names_used);
 
         if (!key)
             return refuse(p, "__metadata__", "a key is empty, too long or not printable");
@@ -224,7 +222,7 @@ static int parse_header(struct parser *p) {
     if (json_next(&p->json) != JSON_OBJECT)
         return refuse(p, NULL, "the header must be an object");
     while (json_next(&p->json) == JSON_KEY) {
-        const char *name = keep_name(p);
+        const char *name = tensor_name_keep(&p->json, p->table.names, &p->names_used);
 
         if (!name)
             return refuse(p, NULL, "a tensor name is empty, too long or not printable");

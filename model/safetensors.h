@@ -6,6 +6,8 @@
 #include "dtype.h"
 #include "report.h"
 
+struct json_reader;
+
 enum {
     SAFETENSORS_HEADER_MAX = 100000000, /* the format's own limit */
     SAFETENSORS_TENSORS_MAX = 1 << 20,
@@ -37,3 +39,6 @@ void safetensors_deinit(struct safetensors *table);
 const char *safetensors_shape(const uint64_t *dims, int n_dims, char *out, size_t n_out);
 /* Names that a report can show: 1..TENSOR_NAME_MAX printable ASCII characters. */
 bool tensor_name_is_valid(const char *name, size_t n);
+/* Keeps the reader's current KEY or STRING, unescaped and with a zero behind it, at names + *used, which moves on. NULL: no
+ * valid name. Each has its two quotes in the text, so all names of a text fit in as many bytes as the text has. */
+const char *tensor_name_keep(const struct json_reader *json, char *names, size_t *used);

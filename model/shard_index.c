@@ -18,19 +18,6 @@ static int refuse(struct parser *p, const char *tensor, const char *why) {
                         p->json.error_at, p->json.error);
 }
 
-/* The current key or string with a zero behind it, or NULL: not a printable name. The two quotes of each string in the
- * text make the kept names fit in as many bytes. */
-static const char *keep_name(struct parser *p) {
-    char *name = p->index.names + p->names_used;
-
-    json_unescape(&p->json, name);
-    if (!tensor_name_is_valid(name, p->json.string_bytes))
-        return NULL;
-    name[p->json.string_bytes] = '\0';
-    p->names_used += p->json.string_bytes + 1;
-    return name;
-}
-
 static bool file_name_is_valid(const char *name) {
     static const char suffix[] = ".safetensors";
     size_t n = strlen(name);
@@ -41,7 +28,7 @@ static bool file_name_is_valid(const char *name) {
 
 static int add_entry(struct parser *p) {
     struct shard_index *index = &p->index;
-    struct shard_entry entry = {.tensor = keep_name(p)};
+    struct shard_entry entry = {.tensor = tensor_name_keep(&p->json, p->index.names, &p->names_used)};
 
     if (!entry.tensor)
         return refuse(p, NULL, "a tensor name is empty, too long or not printable");
@@ -49,7 +36,7 @@ static int add_entry(struct parser *p) {
         return refuse(p, entry.tensor, "too many tensors");
     if (json_next(&p->json) != JSON_STRING)
         return refuse(p, entry.tensor, "must name a file");
-    entry.file = keep_name(p);
+    entry.file = tensor_name_keep(&p->json, p->index.names, &p->names_used);
     if (!entry.file || !file_name_is_valid(entry.file))
         return report_error(p->report, -EINVAL,
                             "%s: %s: file name \"%s\" is refused: it must end in .safetensors and have no / and no ..",

@@ -116,6 +116,14 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text) {
     return plain_word(tokenizer, text, n);
 }
 
+size_t tokenizer_ids_min(const struct tokenizer *tokenizer, size_t n) {
+    size_t bytes_max = (size_t)NFC_SHRINKS_MAX * tokenizer->length_max;
+
+    if (tokenizer->swallows)
+        return n > 0;
+    return n / bytes_max + (n % bytes_max > 0);
+}
+
 void tokenizer_ids_deinit(struct tokenizer_ids *ids) {
     free(ids->ids);
     *ids = (struct tokenizer_ids){0};

@@ -34,6 +34,9 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text);
 /* The bytes of a token, which need not be whole characters; NULL for an unused id. */
 const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *ret_n);
 
+/* The fewest ids that n bytes of text can become, whatever they are: to refuse a text without cutting it up. */
+size_t tokenizer_ids_min(const struct tokenizer *tokenizer, size_t n);
+
 /* Grows as needed; zero at first. The caller may give it memory of malloc beforehand. */
 struct tokenizer_ids {
     int32_t *ids;

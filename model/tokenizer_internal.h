@@ -26,6 +26,8 @@ struct tokenizer {
     char *bytes;
     int32_t *words; /* the vocabulary by bytes: open addressing, -1: free */
     uint64_t word_mask;
+    uint32_t length_max; /* of all tokens */
+    bool swallows;       /* some added token takes white space of any length with it */
 };
 
 /* The id of the vocabulary's token with these bytes whose flags under `mask` are `flags`, or -1. *ret_place, if given, is

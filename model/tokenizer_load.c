@@ -225,6 +225,8 @@ static int put_token(struct loader *l, int32_t id, const char *bytes, size_t n, 
     memcpy(t->bytes + l->n_bytes, bytes, n);
     t->start[id] = (uint32_t)l->n_bytes;
     t->length[id] = (uint32_t)n;
+    if (t->length_max < t->length[id])
+        t->length_max = t->length[id];
     t->flags[id] = (uint8_t)(TOKEN_USED | flags);
     l->n_bytes += n;
     t->n_ids = max_int(t->n_ids, id + 1);
@@ -363,6 +365,7 @@ static int load_added_token(struct loader *l, struct json_reader *r) {
         .swallows_left = values[LSTRIP].kind == JSON_TRUE,
         .swallows_right = values[RSTRIP].kind == JSON_TRUE,
     };
+    t->swallows |= token.swallows_left || token.swallows_right;
     return add_content(l, token, values[NORMALIZED].kind == JSON_TRUE);
 }
 

@@ -180,6 +180,48 @@ const struct value *value_get(const struct value *map, const char *key) {
     return value_get_span(map, span_of(key));
 }
 
+static int copy_array(struct value_arena *arena, const struct value *array, struct value *ret_copy) {
+    struct value copy = {.kind = VALUE_ARRAY};
+
+    for (uint32_t i = 0; i < array->array.n; i++) {
+        struct value *item;
+
+        if (value_array_add(arena, &copy, &item) != 0 || value_copy(arena, &array->array.items[i], item) != 0)
+            return VALUE_E_FULL;
+    }
+    *ret_copy = copy;
+    return 0;
+}
+
+static int copy_map(struct value_arena *arena, const struct value *map, struct value *ret_copy) {
+    struct value copy = {.kind = VALUE_MAP};
+
+    for (uint32_t i = 0; i < map->map.n; i++) {
+        struct value *value;
+
+        if (value_map_add(arena, &copy, map->map.pairs[i].key, &value) != 0 ||
+            value_copy(arena, &map->map.pairs[i].value, value) != 0)
+            return VALUE_E_FULL;
+    }
+    *ret_copy = copy;
+    return 0;
+}
+
+int value_copy(struct value_arena *arena, const struct value *value, struct value *ret_copy) {
+    switch (value->kind) {
+    case VALUE_INT:
+    case VALUE_STRING:
+        return set_text(arena, ret_copy, value->kind, value->text);
+    case VALUE_ARRAY:
+        return copy_array(arena, value, ret_copy);
+    case VALUE_MAP:
+        return copy_map(arena, value, ret_copy);
+    default:
+        *ret_copy = *value;
+        return 0;
+    }
+}
+
 /* ---- from JSON ---- */
 
 static int compare_keys(const void *a, const void *b) {

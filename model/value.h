@@ -60,6 +60,9 @@ int value_set_string(struct value_arena *arena, struct value *value, struct span
 int value_array_add(struct value_arena *arena, struct value *array, struct value **ret_item);
 int value_map_add(struct value_arena *arena, struct value *map, struct span key, struct value **ret_value); /* copies */
 
+/* The same tree in another arena: VALUE_E_FULL as the builders. */
+int value_copy(struct value_arena *arena, const struct value *value, struct value *ret_copy);
+
 /* Reads one JSON document (RFC 8259, see json.h). A map with the same key twice is refused, like a number too large for
  * a double, and like more than depth_max <= VALUE_DEPTH_MAX containers inside each other. Size is limited by the arena:
  * a refused document leaves its memory in there. `name` is what the report calls the text. */

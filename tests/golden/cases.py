@@ -7,6 +7,7 @@ from checkpoint import read_safetensors
 TARGETS = ("dense-a", "moe-a", "fp8-a")
 DRAFTS = ("dense-a-draft", "dense-a-draft-unsorted-bias", "dense-a-draft-sliding")
 DRAFT_TARGET = "dense-a"
+FAST_LIMIT = 2.5e-2  # relative error of `fast`
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,16 @@ def bf16_from_bits(bits):
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def bf16_bits(x):
+    return (bf16(x).view(np.uint32) >> np.uint32(16)).astype("<u2")
+
+
+def e4m3_bits(x):
+    x = e4m3(x)
+    codes = np.searchsorted(e4m3_from_bits(np.arange(127, dtype=np.uint8)), np.abs(x)).astype(np.uint8)
+    return codes | np.where(np.signbit(x), np.uint8(0x80), np.uint8(0))
+
+
 def e4m3_from_bits(bits):
     exponent, mantissa = (bits >> 3) & 15, (bits & 7).astype(np.float32)
     normal = np.ldexp(1 + mantissa / 8, exponent.astype(np.int32) - 7)

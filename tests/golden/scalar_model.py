@@ -42,7 +42,8 @@ class Target:
 
     # ---- the network
 
-    def run(self, ids):
+    def run(self, ids, forced=None):
+        """forced [L, T, k]: experts to take in place of those that this model would choose."""
         x = self.embed(ids)
         hidden, routing = [x], []
         for i, kind in enumerate(self.config["layer_types"]):
@@ -51,7 +52,7 @@ class Target:
             x = add_residual(self.points, x, mixer(layer, self._norm(x, layer + "input_layernorm.weight")))
             h = self._norm(x, layer + "post_attention_layernorm.weight")
             if "num_experts" in self.config:
-                y, chosen = self._experts(layer + "mlp.", h)
+                y, chosen = self._experts(layer + "mlp.", h, None if forced is None else forced[i])
             else:
                 y, chosen = self._mlp(layer + "mlp.", h), np.zeros((len(ids), 0), np.int32)
             x = add_residual(self.points, x, y)
@@ -117,10 +118,12 @@ class Target:
         inner = swiglu(self.points, h, w[name + "gate_proj.weight"], w[name + "up_proj.weight"])
         return self._linear(inner, name + "down_proj.weight")
 
-    def _experts(self, name, h):
+    def _experts(self, name, h, forced):
         c, w = self.config, self.weights
         p = softmax(f64(self._linear(h, name + "gate.weight")))
-        chosen = np.argsort(-p, axis=1, kind="stable")[:, :c["num_experts_per_tok"]]
+        chosen = forced
+        if forced is None:
+            chosen = np.argsort(-p, axis=1, kind="stable")[:, :c["num_experts_per_tok"]]
         share = np.take_along_axis(p, chosen, 1)
         share /= share.sum(1, keepdims=True)
         y = np.zeros(h.shape)

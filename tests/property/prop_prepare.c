@@ -1,7 +1,7 @@
 /* prepare beside an obvious model: a decoder without drafts that takes one token at a time and looks at every limit
  * after each. First every case of one block, then random runs of several seqs over many steps. */
 #include "../fake/fake_batch.h"
-#include "../fake/fake_cpu.h"
+#include "../fake/cpu_program.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@
 enum { SLOTS = 6, VOCAB = 640, RING_STEPS = 3, MASK = 639, TOKENS_MAX = 512 };
 
 struct world {
-    struct device device;
+    struct fake_device fake;
     struct seq_ctl ctl[SLOTS];
     int32_t counts[SLOTS * VOCAB];
     struct seq_tables tables;
@@ -40,7 +40,7 @@ static struct world *world_new(void) {
     struct world *w = calloc(1, sizeof *w);
 
     CHECK(w);
-    w->device.caps.n_threads = 1;
+    fake_device_init(&w->fake, NUMERIC_REFERENCE, CPU_ISA_SCALAR, 1);
     w->tables = (struct seq_tables){.vocab = VOCAB, .counts = w->counts};
     fake_batch_init(&w->draft, SLOTS, SLOTS * BLOCK_ROWS_MAX, SLOTS * BLOCK_ROWS_MAX);
     fake_batch_init(&w->verify, SLOTS, SLOTS * BLOCK_ROWS_MAX, SLOTS * BLOCK_ROWS_MAX);
@@ -50,8 +50,8 @@ static struct world *world_new(void) {
         struct rows_args args = {&w->n_seqs, w->seq_slot,     SLOTS,        block,           MASK,
                                  w->ctl,     &w->draft.batch, w->draft_ids, &w->verify.batch};
 
-        w->draft_rows[block] = fake_program_new(&w->device);
-        w->verify_rows[block] = fake_program_new(&w->device);
+        w->draft_rows[block] = fake_program_new(&w->fake);
+        w->verify_rows[block] = fake_program_new(&w->fake);
         CHECK(cpu_draft_rows(w->draft_rows[block], &args) == 0);
         CHECK(cpu_verify_rows(w->verify_rows[block], &args) == 0);
     }
@@ -66,7 +66,7 @@ static struct world *world_new(void) {
                                     .ring = &w->ring};
         struct program **program = i == 0 ? &w->prepare : &w->prepare_prefill;
 
-        *program = fake_program_new(&w->device);
+        *program = fake_program_new(&w->fake);
         CHECK(cpu_prepare(*program, &args) == 0);
     }
     for (int i = 0; i < FAKE_ROWS_MAX; i++) /* each output has its own, so that a mix-up shows */

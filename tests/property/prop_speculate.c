@@ -2,7 +2,8 @@
  * shows the same tokens, logprobs and end with any drafter, in any company, as alone and without one. Greedy and
  * sampled, with penalties and bias. */
 #include "../fake/fake_batch.h"
-#include "../fake/fake_cpu.h"
+#include "../fake/cpu_program.h"
+#include "../fake/fake_weight.h"
 #include "cpu/sample.h"
 
 #include <stdio.h>
@@ -28,7 +29,7 @@ struct text {
 };
 
 struct world {
-    struct device device;
+    struct fake_device fake;
     struct weight lm_head;
     float w[VOCAB * HIDDEN], norm[HIDDEN], x[FAKE_ROWS_MAX * HIDDEN], logits[SLOTS * BLOCK_ROWS_MAX * VOCAB];
     struct seq_ctl ctl[SLOTS];
@@ -57,7 +58,8 @@ static void init(struct world *w, int n_threads) {
     uint64_t fixed = 1;
 
     memset(w, 0, sizeof *w);
-    w->device.caps.n_threads = n_threads;
+    fake_device_init(&w->fake, NUMERIC_REFERENCE, CPU_ISA_SCALAR, n_threads);
+    w->fake.backwards = true;
     for (int i = 0; i < VOCAB * HIDDEN; i++)
         w->w[i] = (float)(3 * uniform(&fixed) - 1.5);
     for (int i = 0; i < HIDDEN; i++)
@@ -148,8 +150,8 @@ static void cycle(struct world *w, int block, const struct text *plain, uint64_t
                              .logprobs = w->logprobs};
     struct prepare_args prepare = {&w->verify.batch, w->chosen,     w->logprobs,     w->ctl,
                                    &w->tables,       w->seg_commit, w->seg_snapshot, &ring};
-    struct program *draft_pass = fake_program_new(&w->device), *rows_pass = fake_program_new(&w->device),
-                   *verify_pass = fake_program_new(&w->device);
+    struct program *draft_pass = fake_program_new(&w->fake), *rows_pass = fake_program_new(&w->fake),
+                   *verify_pass = fake_program_new(&w->fake);
 
     CHECK(cpu_draft_rows(draft_pass, &rows) == 0 && cpu_verify_rows(rows_pass, &rows) == 0);
     CHECK(cpu_head(verify_pass, &head) == 0 && cpu_prepare(verify_pass, &prepare) == 0);

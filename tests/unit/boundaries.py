@@ -16,13 +16,18 @@ MAY_INCLUDE = {
     "tools/probe": ["tools/probe", "tools", "model", "kernels"],
     "tools/bench": ["tools/bench", "tools", "model", "kernels"],
     "daemon": ["daemon", "kvstore", "model", "kernels"],
+    "client": ["client"],
 }
 # third-party header: where it may be included
 THIRD_PARTY = {
-    r"jansson\.h|utf8proc\.h": ["model"],
+    r"utf8proc\.h": ["model"],
+    r"jansson\.h": ["model", "client/cli.h"],
     r"liburing\.h": ["kvstore/disk_uring.c"],
-    r"xxhash\.h|openssl/.*": ["kvstore/key.c", "kvstore/format.c"],
-    r"uv\.h|msgpack.*": ["daemon"],
+    r"xxhash\.h": ["kvstore/digest.c", "kvstore/format.c"],
+    r"openssl/.*": ["kvstore/key.c"],
+    r"uv\.h": ["daemon"],
+    r"msgpack.*": ["daemon", "client"],
+    r"spillway_client\.h": ["client/example.c"],
     r"cuda.*|cublas.*|mma\.h": ["kernels/cuda"],
 }
 SYSTEM = re.compile(

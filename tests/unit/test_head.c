@@ -6,7 +6,8 @@
 #include <cmocka.h>
 
 #include "../fake/fake_batch.h"
-#include "../fake/fake_cpu.h"
+#include "../fake/cpu_program.h"
+#include "../fake/fake_weight.h"
 #include "cpu/sample.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 enum { HIDDEN = 8, VOCAB = 300, N_VALID = 290, SLOTS = 3, ROWS = 12 };
 
 struct fixture {
-    struct device device;
+    struct fake_device fake;
     struct weight lm_head;
     float w[VOCAB * HIDDEN], x[ROWS * HIDDEN], norm[HIDDEN], logits[ROWS * VOCAB];
     int32_t chosen[ROWS], counts[SLOTS * VOCAB];
@@ -34,7 +35,8 @@ static float pseudo(uint64_t i) { /* any fixed numbers in [-1, 1) */
 /* A prefill seg of slot 2 whose last row is an output, then a block of four rows of slot 1. */
 static void setup(struct fixture *f, enum head_mode mode, int n_workers) {
     memset(f, 0, sizeof *f);
-    f->device.caps.n_threads = n_workers;
+    fake_device_init(&f->fake, NUMERIC_REFERENCE, CPU_ISA_SCALAR, n_workers);
+    f->fake.backwards = true;
     for (int i = 0; i < VOCAB * HIDDEN; i++)
         f->w[i] = pseudo((uint64_t)i);
     for (int i = 0; i < ROWS * HIDDEN; i++)
@@ -59,7 +61,7 @@ static void setup(struct fixture *f, enum head_mode mode, int n_workers) {
 }
 
 static void run(struct fixture *f) {
-    struct program *program = fake_program_new(&f->device);
+    struct program *program = fake_program_new(&f->fake);
 
     memset(f->chosen, 0xee, sizeof f->chosen);
     assert_int_equal(cpu_head(program, &f->args), 0);
@@ -160,7 +162,7 @@ static void wrong_shapes_are_refused(void **state) {
 
     (void)state;
     setup(&f, HEAD_SELECT, 2);
-    program = fake_program_new(&f.device);
+    program = fake_program_new(&f.fake);
     f.args.n_valid = VOCAB + 1;
     assert_int_equal(cpu_head(program, &f.args), -EINVAL);
     f.args.n_valid = N_VALID;

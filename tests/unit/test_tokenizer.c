@@ -356,6 +356,26 @@ static void encoding_appends_and_has_a_limit(void **state) {
     tokenizer_ids_deinit(&ids);
 }
 
+static void no_text_becomes_fewer_ids_than_said(void **state) {
+    static const char *const texts[] = {"",
+                                        "a",
+                                        "\xE1\xBE\xBE\xCC\x88\xCC\x81",
+                                        "<|endoftext|><|endoftext|><|im_start|>",
+                                        "                                ",
+                                        "the the the the"};
+    const struct tokenizer *t = ((struct fixture *)*state)->tiny;
+
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        struct tokenizer_ids ids = encode(t, texts[i], strlen(texts[i]), TOKENIZER_MARKUP);
+
+        assert_true(tokenizer_ids_min(t, strlen(texts[i])) <= ids.n);
+        tokenizer_ids_deinit(&ids);
+    }
+    assert_int_equal(tokenizer_ids_min(t, 0), 0);
+    assert_int_equal(tokenizer_ids_min(t, 1), 1);
+    assert_true(tokenizer_ids_min(t, 1 << 20) > 1 << 10);
+}
+
 struct worker {
     const struct tokenizer *tokenizer;
     struct tokenizer_ids ids;
@@ -565,6 +585,7 @@ static void added_tokens_match_longest_and_may_swallow_space(void **state) {
     (void)state;
     assert_int_equal(ids.n, ARRAY_LEN(want));
     assert_memory_equal(ids.ids, want, sizeof want);
+    assert_int_equal(tokenizer_ids_min(t, 1 << 20), 1); /* white space of any length goes into one */
     tokenizer_ids_deinit(&ids);
     tokenizer_free(t);
 }
@@ -647,6 +668,7 @@ int main(void) {
         cmocka_unit_test(markup_is_plain_text_unless_allowed),
         cmocka_unit_test(markup_counts_inside_the_marked_ranges_only),
         cmocka_unit_test(encoding_appends_and_has_a_limit),
+        cmocka_unit_test(no_text_becomes_fewer_ids_than_said),
         cmocka_unit_test(threads_share_one_tokenizer),
         cmocka_unit_test(a_stream_never_shows_half_a_character),
         cmocka_unit_test(bad_bytes_show_as_soon_as_they_are_known),

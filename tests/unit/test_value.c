@@ -284,6 +284,37 @@ static void strip_takes_what_python_takes(void **state) {
     assert_int_equal(span_strip(span_of("\xA0 ")).n, 1); /* half a character is none */
 }
 
+static void a_copy_outlives_its_source(void **state) {
+    static const char json[] = "{\"a\": [1, -2.5, \"x\\u0000y\", {}, []], \"b\": {\"c\": null, \"d\": true}, "
+                               "\"e\": 123456789012345678901234567890}";
+    struct value_arena other;
+    struct value value = parse(json), copy;
+
+    (void)state;
+    value_arena_init(&other, 1 << 16);
+    assert_int_equal(value_copy(&other, &value, &copy), 0);
+    value_arena_clear(&arena);
+    writes(&copy, true, json);
+    value_arena_deinit(&other);
+}
+
+static void a_copy_into_a_small_arena_is_refused(void **state) {
+    struct value value = parse("[\"0123456789\", {\"key\": [1, 2, 3, 4, 5, 6, 7, 8, 9]}]"), copy = {.kind = VALUE_BOOL};
+    size_t n_bytes = 0;
+
+    (void)state;
+    for (int r = VALUE_E_FULL; r != 0; n_bytes += 16) {
+        struct value_arena other;
+
+        value_arena_init(&other, n_bytes);
+        r = value_copy(&other, &value, &copy);
+        assert_true(r == 0 || (r == VALUE_E_FULL && copy.kind == VALUE_BOOL));
+        value_arena_deinit(&other);
+        assert_true(n_bytes < 1 << 14);
+    }
+    assert_true(n_bytes > 256);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(json_is_written_as_python_dumps_it, setup, teardown),
@@ -295,6 +326,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(depth_is_limited_by_the_caller, setup, teardown),
         cmocka_unit_test_setup_teardown(a_full_arena_refuses_and_holds_its_limit, setup, teardown),
         cmocka_unit_test_setup_teardown(builders_make_the_same_tree, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_copy_outlives_its_source, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_copy_into_a_small_arena_is_refused, setup, teardown),
         cmocka_unit_test(strip_takes_what_python_takes),
     };
 

@@ -191,11 +191,9 @@ int probe_evaluate(struct probe *probe, const struct ids *ids, struct report *re
     const struct probe_options *o = probe->options;
     struct evaluation e = {.probe = probe, .ids = ids};
     struct npy *files[] = {&e.logits, &e.draft_logits};
-    int rows = o->n_splits > 0 ? 1 : min_int(PROBE_CHUNK_ROWS, ids->n), r;
+    int rows = probe_chunk_rows_max(o, ids->n), r;
     struct seq_ctl ctl = space_ctl(1 << 30, ids->n + BLOCK_ROWS_MAX, NULL, 0);
 
-    for (int i = 0; i < o->n_splits; i++)
-        rows = max_int(rows, min_int(o->splits[i], ids->n));
     r = check_request(probe, ids, report);
     if (r != 0)
         return r;

@@ -121,12 +121,12 @@ static void print_check(const struct probe *probe) {
 /* The network's part: load, then evaluate or generate. */
 static int run_network(struct run *run, struct report *report, int *ret_status) {
     const struct probe_options *o = &run->command.probe;
-    int n_valid = run->tokenizer ? tokenizer_n_ids(run->tokenizer) : 0, n_tokens = 1, r;
+    int n_valid = run->tokenizer ? tokenizer_n_ids(run->tokenizer) : 0, n_input_max = 0, r;
     struct probe probe;
 
     for (int i = 0; i < run->n_inputs; i++)
-        n_tokens = max_int(n_tokens, run->inputs[i].n + o->n_generate);
-    r = probe_open(&probe, o, n_valid, n_tokens, report);
+        n_input_max = max_int(n_input_max, run->inputs[i].n);
+    r = probe_open(&probe, o, n_valid, n_input_max, report);
     if (r != 0) {
         *ret_status = EXIT_UNUSABLE;
         return r;

@@ -2,8 +2,9 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <stdlib.h>
 #include <string.h>
+
+enum { LIST_NUMBER_MAX = 1 << 24 }; /* as many tokens as an input may have */
 
 const char options_usage[] =
     "usage: spillway-probe [--model DIR] [--draft DIR] INPUT OUTPUT...\n"
@@ -120,35 +121,46 @@ static const char *name_of(int id) {
     return "?";
 }
 
-static int parse_int(int option, const char *text, int min, int max, int *ret, struct report *report) {
-    char *end;
-    long v;
+/* n digits and nothing else, no sign and no space, that make a number in min..max. */
+static bool read_number(const char *text, size_t n, int min, int max, int *ret) {
+    int64_t v = 0;
 
-    errno = 0;
-    v = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 || v < min || v > max)
-        return report_error(report, -EINVAL, "--%s %s: a number in %d..%d is needed", name_of(option), text, min, max);
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+        v = 10 * v + (text[i] - '0');
+        if (v > max)
+            return false;
+    }
+    if (n == 0 || v < min)
+        return false;
     *ret = (int)v;
+    return true;
+}
+
+static int parse_int(int option, const char *text, int min, int max, int *ret, struct report *report) {
+    if (!read_number(text, strlen(text), min, max, ret))
+        return report_error(report, -EINVAL, "--%s %s: a number in %d..%d is needed", name_of(option), text, min, max);
     return 0;
 }
 
 static int parse_list(int option, const char *text, int n_max, int *list, int *ret_n, struct report *report) {
     int n = 0;
 
-    for (const char *at = text; *at;) {
-        char *end;
-        long v = strtol(at, &end, 10);
+    for (const char *at = text;; at++) { /* over the comma */
+        size_t bytes = strcspn(at, ",");
 
-        if (end == at || (*end != ',' && *end != '\0') || v < 1 || v > 1 << 24)
-            return report_error(report, -EINVAL, "--%s %s: '%s' is no list of numbers from 1 on", name_of(option), text,
-                                at);
         if (n == n_max)
             return report_error(report, -EINVAL, "--%s: more than %d numbers", name_of(option), n_max);
-        list[n++] = (int)v;
-        at = *end ? end + 1 : end;
+        if (!read_number(at, bytes, 1, LIST_NUMBER_MAX, &list[n]))
+            return report_error(report, -EINVAL,
+                                "--%s: number %d is '%.*s'; numbers in 1..%d are needed, a comma between each two",
+                                name_of(option), n + 1, (int)(bytes < 40 ? bytes : 40), at, LIST_NUMBER_MAX);
+        n++;
+        at += bytes;
+        if (*at == '\0')
+            break;
     }
-    if (n == 0)
-        return report_error(report, -EINVAL, "--%s: an empty list", name_of(option));
     *ret_n = n;
     return 0;
 }

@@ -3,17 +3,18 @@
 #include <errno.h>
 #include <string.h>
 
-static int split_rows_max(const struct probe_options *o) {
-    int rows = o->n_splits > 0 ? 1 : PROBE_CHUNK_ROWS;
+int probe_chunk_rows_max(const struct probe_options *o, int n_ids) {
+    int rows = o->n_splits > 0 ? 1 : min_int(PROBE_CHUNK_ROWS, n_ids);
 
     for (int i = 0; i < o->n_splits; i++)
-        rows = max_int(rows, o->splits[i]);
+        rows = max_int(rows, min_int(o->splits[i], n_ids));
     return rows;
 }
 
-int probe_open(struct probe *probe, const struct probe_options *o, int n_valid, int n_tokens_max,
+int probe_open(struct probe *probe, const struct probe_options *o, int n_valid, int n_input_max,
                struct report *report) {
-    int n_slots = max_int(o->n_parallel, 1), rows = max_int(split_rows_max(o), PROBE_CHUNK_ROWS), r;
+    int n_slots = max_int(o->n_parallel, 1), n_tokens_max = max_int(n_input_max, 1) + o->n_generate, r;
+    int rows = max_int(probe_chunk_rows_max(o, n_input_max), 1);
     struct backend_options device = {.numeric = o->numeric, .n_threads = o->n_threads, .isa = o->isa};
     struct model_options model = {.target_folder = o->model,
                                   .draft_folder = o->draft,
@@ -25,7 +26,7 @@ int probe_open(struct probe *probe, const struct probe_options *o, int n_valid, 
                                   .n_valid = n_valid,
                                   .n_slots = n_slots,
                                   .n_segs_max = n_slots,
-                                  .n_rows_max = rows,
+                                  .n_rows_max = o->n_generate > 0 ? max_int(rows, PROBE_CHUNK_ROWS) : rows,
                                   .n_outs_max = o->logits_path ? rows : max_int(n_slots, BLOCK_ROWS_MAX),
                                   .n_steps_max = 2};
 

@@ -38,11 +38,13 @@ struct probe {
     struct space space;
 };
 
-/* n_valid: as in model_options; n_tokens_max: longest seq. Errors: report filled, negative errno. */
-int probe_open(struct probe *probe, const struct probe_options *options, int n_valid, int n_tokens_max,
+/* n_valid: as in model_options; n_input_max: ids of the longest input. Errors: report filled, negative errno. */
+int probe_open(struct probe *probe, const struct probe_options *options, int n_valid, int n_input_max,
                struct report *report);
 void probe_close(struct probe *probe);
 
+/* Rows of the longest chunk in which probe_evaluate runs n_ids: a split may ask for more than there are. */
+int probe_chunk_rows_max(const struct probe_options *options, int n_ids);
 /* Runs the ids once and writes the files the options ask for. */
 int probe_evaluate(struct probe *probe, const struct ids *ids, struct report *report);
 

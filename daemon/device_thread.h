@@ -1,0 +1,39 @@
+/* device_thread: takes plans in order and enqueues them, so that the loop thread never meets a driver call that may take
+ * its time. Owns the streams and the events between them. Knows no seqs and no pages: a plan reaches it as copies, passes
+ * and lists whose memory stays as it is until the plan is done. */
+#pragma once
+#include "model.h"
+
+enum { DEVICE_PLANS_MAX = 2 }; /* in flight: one runs while the next waits behind it */
+
+struct device_copy { /* any of device and MEM_HOST memory */
+    void *dst;
+    const void *src;
+    size_t bytes;
+};
+struct device_copies {
+    struct device_copy *copies; /* [n_max] */
+    int n, n_max;
+};
+
+/* In stream order: the copies before, the passes, each if it is there, the copies after them. */
+struct device_work {
+    struct device_copies before;
+    struct model_pass *prefill, *rerun;
+    const struct model_batch *prefill_input, *rerun_input;
+    struct device_copies between; /* after the given rows, before the cycle: restore points of prompts */
+    struct model_pass *cycle;
+    const int32_t *cycle_list;
+    int error; /* written by the device thread before the plan is reported done: 0, or why it was not enqueued whole */
+};
+
+struct device_thread;
+
+/* done_fd is an eventfd, the caller's: it grows by 1 for each piece of work that is done, in order. */
+int device_thread_start(const struct backend *backend, struct device *device, int done_fd,
+                        struct device_thread **ret_thread);
+/* Ends after all work that was submitted. */
+void device_thread_stop(struct device_thread *thread);
+
+/* At most DEVICE_PLANS_MAX may be submitted and not yet done. */
+void device_thread_submit(struct device_thread *thread, struct device_work *work);

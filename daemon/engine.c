@@ -1,0 +1,256 @@
+#include "engine.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "engine_internal.h"
+#include "watch.h"
+
+/* ---- seqs ----------------------------------------------------------------------------------------------------------- */
+
+struct seq *seq_new(int n_tokens_max, int n_bias) {
+    struct seq *seq = calloc(1, sizeof *seq);
+
+    if (!seq)
+        return NULL;
+    seq->n_tokens_max = n_tokens_max;
+    seq->n_bias = n_bias;
+    seq->tokens = calloc((size_t)n_tokens_max, sizeof *seq->tokens);
+    seq->keys = calloc((size_t)n_tokens_max / PAGE_TOKENS + 1, sizeof *seq->keys);
+    seq->bias_id = calloc((size_t)n_bias + 1, sizeof *seq->bias_id);
+    seq->bias = calloc((size_t)n_bias + 1, sizeof *seq->bias);
+    seq->sample = (struct sample_params){.top_p = 1, .repetition = 1, .n_logprobs = -1};
+    seq->speculate = true;
+    seq->slot = -1;
+    if (seq->tokens && seq->keys && seq->bias_id && seq->bias)
+        return seq;
+    seq_free(seq);
+    return NULL;
+}
+
+void seq_free(struct seq *seq) {
+    if (!seq)
+        return;
+    free(seq->tokens);
+    free(seq->keys);
+    free(seq->bias_id);
+    free(seq->bias);
+    free(seq);
+}
+
+/* ---- the end of a seq ----------------------------------------------------------------------------------------------- */
+
+/* False: hashing failed, and what has no key is neither found nor published. */
+bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages) {
+    const struct kv_key *parent = seq->n_keys == 0 ? &seq->root : &seq->keys[seq->n_keys - 1];
+
+    if (n_pages <= seq->n_keys)
+        return true;
+    if (kv_key_chain(engine->hasher, parent, seq->tokens + (size_t)seq->n_keys * PAGE_TOKENS,
+                     (uint32_t)(n_pages - seq->n_keys), &seq->keys[seq->n_keys]) != 0)
+        return false;
+    seq->n_keys = n_pages;
+    return true;
+}
+
+void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot) {
+    struct seq_pages *pages = &engine->pages[seq->slot];
+    int n_pages = n_tokens / PAGE_TOKENS;
+
+    if (seq->cache != SEQ_CACHE_USE || !engine_extend_keys(engine, seq, n_pages)) {
+        pages_give_state(pages, state_slot);
+        return;
+    }
+    pages_publish(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys}, n_tokens, state_slot);
+}
+
+/* What is committed becomes findable: up to the held restore point with it, the rest for the sake of branches. Pages
+ * below len are complete and never written again, whatever plans on their way still do. */
+static void publish_all(struct engine *engine, struct seq *seq) {
+    struct seq_pages *pages = &engine->pages[seq->slot];
+
+    if (seq->rolled > 0)
+        pages_keep_rolling(pages, seq->rolled);
+    seq->rolled = 0;
+    if (pages->held != KV_NO_SLOT) {
+        uint32_t held = pages->held;
+
+        pages->held = KV_NO_SLOT;
+        engine_publish(engine, seq, pages->held_tokens, held);
+    }
+    engine_publish(engine, seq, seq->len - seq->len % PAGE_TOKENS, KV_NO_SLOT);
+}
+
+static void unlink_seq(struct engine *engine, struct seq *seq) {
+    struct seq **at = &engine->seqs;
+
+    while (*at != seq)
+        at = &(*at)->next;
+    *at = seq->next;
+    engine->n_seqs--;
+}
+
+/* No plan on its way knows the seq any more: what it holds goes back, and it waits again or is gone. */
+static void settle(struct engine *engine, struct seq *seq) {
+    if (seq->slot >= 0) {
+        struct seq_pages *pages = &engine->pages[seq->slot];
+
+        if (seq->state == SEQ_PREEMPTED && engine->error == 0)
+            publish_all(engine, seq);
+        pages_end(pages);
+        engine->at_slot[seq->slot] = NULL;
+        engine->n_free_places++;
+        seq->slot = -1;
+    }
+    if (seq->state == SEQ_LEAVING) {
+        unlink_seq(engine, seq);
+        seq_free(seq);
+        return;
+    }
+    seq->state = SEQ_WAITING;
+    seq->len = seq->n_fed = seq->n_cycles = 0;
+    seq->n_given = seq->n_tokens > seq->n_prompt ? seq->n_tokens - 1 : seq->n_prompt;
+    seq->is_granted = false;
+    seq->restore_plan = 0;
+}
+
+static void settle_if_home(struct engine *engine, struct seq *seq) {
+    if ((seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED) && seq->last_plan <= engine->n_done)
+        settle(engine, seq);
+}
+
+static void leave(struct engine *engine, struct seq *seq) {
+    if (seq->slot >= 0 && engine->error == 0)
+        publish_all(engine, seq);
+    seq->has_ended = true;
+    seq->state = SEQ_LEAVING;
+    seq->stats.ended_us = engine->options.now_us();
+}
+
+/* The device, or its loss, ended it. */
+void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why) {
+    leave(engine, seq);
+    seq->calls->on_end(seq->user, why);
+}
+
+void engine_end(struct engine *engine, struct seq *seq) {
+    assert(!seq->has_ended);
+    leave(engine, seq);
+    if (!engine->is_dispatching) /* else the loop over a plan's results still looks at it */
+        settle_if_home(engine, seq);
+}
+
+void engine_settle_all(struct engine *engine) {
+    for (struct seq *seq = engine->seqs, *next; seq; seq = next) {
+        next = seq->next;
+        settle_if_home(engine, seq);
+    }
+}
+
+void engine_preempt(struct engine *engine, struct seq *seq) {
+    seq->state = SEQ_PREEMPTED;
+    seq->stats.n_preempted++;
+    engine->view.n_preemptions++;
+    settle_if_home(engine, seq);
+}
+
+/* ---- submission ----------------------------------------------------------------------------------------------------- */
+
+/* Positions it may ever fill: the last token shown is never fed. */
+int engine_positions_max(const struct engine *engine, const struct seq *seq) {
+    int64_t n = (int64_t)seq->n_prompt + seq->max_tokens;
+
+    return (int)(n < engine->options.n_context ? n : engine->options.n_context);
+}
+
+uint32_t engine_pages_to_decode(const struct engine *engine, const struct seq *seq) {
+    int n = min_int(max_int(seq->n_given, seq->n_prompt) + BLOCK_ROWS_MAX, engine_positions_max(engine, seq));
+
+    return (uint32_t)div_ceil((uint64_t)max_int(n, seq->n_prompt), PAGE_TOKENS);
+}
+
+int engine_submit(struct engine *engine, struct seq *seq) {
+    struct seq **end = &engine->seqs;
+
+    if (engine->n_seqs >= engine->options.n_seqs_max)
+        return ENGINE_E_BUSY;
+    assert(seq->n_prompt > 0 && seq->n_tokens == seq->n_prompt && seq->n_tokens <= seq->n_tokens_max);
+    seq->n_given = seq->n_prompt;
+    if (seq->n_prompt >= engine->options.n_context ||
+        div_ceil((uint64_t)engine_positions_max(engine, seq), PAGE_TOKENS) > engine->view.n_pages_max)
+        return ENGINE_E_TOO_LARGE;
+    seq->state = SEQ_WAITING;
+    seq->order = ++engine->n_submitted;
+    seq->draws_drafts = seq->speculate;
+    seq->stats.submitted_us = engine->options.now_us();
+    while (*end)
+        end = &(*end)->next;
+    *end = seq;
+    engine->n_seqs++;
+    return 0;
+}
+
+/* ---- plans ---------------------------------------------------------------------------------------------------------- */
+
+int engine_fd(const struct engine *engine) {
+    return engine->done_fd;
+}
+
+void engine_turn(struct engine *engine) {
+    while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
+        struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
+
+        plan_clear(plan);
+        plan->id = engine->n_sent + 1;
+        if (!engine_fill(engine, plan))
+            return;
+        plan->submitted_us = engine->options.now_us();
+        engine->n_sent++;
+        engine->view.n_plans++;
+        device_thread_submit(engine->thread, &plan->work);
+    }
+}
+
+static void lose_device(struct engine *engine, int error) {
+    engine->error = error;
+    for (struct seq *seq = engine->seqs; seq; seq = seq->next)
+        if (!seq->has_ended)
+            engine_finish(engine, seq, SEQ_END_DEVICE);
+}
+
+void engine_dispatch(struct engine *engine) {
+    uint64_t n = watch_take_count(engine->done_fd);
+
+    engine->is_dispatching = true;
+    for (; n > 0; n--) {
+        struct plan *plan = &engine->plans[engine->n_done % DEVICE_PLANS_MAX];
+        uint64_t now = engine->options.now_us();
+
+        engine->n_done++;
+        engine->view.busy_us += now - max_u64(plan->submitted_us, engine->last_done_us);
+        engine->last_done_us = now;
+        if (engine->error == 0 && plan->work.error != 0)
+            lose_device(engine, plan->work.error);
+        if (engine->error == 0)
+            engine_reap(engine, plan);
+    }
+    engine->is_dispatching = false;
+    engine_settle_all(engine);
+}
+
+void engine_look(const struct engine *engine, struct engine_view *ret_view) {
+    *ret_view = engine->view;
+    ret_view->error = engine->error;
+    ret_view->n_in_flight = (int)(engine->n_sent - engine->n_done);
+    ret_view->oldest_plan_us =
+        ret_view->n_in_flight > 0 ? engine->plans[engine->n_done % DEVICE_PLANS_MAX].submitted_us : 0;
+    for (const struct seq *seq = engine->seqs; seq; seq = seq->next) {
+        ret_view->n_waiting += seq->state == SEQ_WAITING;
+        ret_view->n_running += seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;
+        ret_view->n_leaving += seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED;
+    }
+}

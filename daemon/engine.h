@@ -1,0 +1,56 @@
+/* engine: carries out what the scheduler decides. Owns the seqs from their submission on, the places they run in, the
+ * plans on their way to the device and back. All calls come from the loop thread; nothing here waits for the device.
+ * Knows no clients: results leave through the calls of each seq. */
+#pragma once
+#include "model.h"
+#include "seq.h"
+
+struct engine;
+
+struct engine_options {
+    const struct backend *backend;
+    struct device *device;
+    struct model *model;
+    struct kv_store *store;
+    int n_places;             /* seqs that run side by side */
+    int n_seqs_max;           /* with those that wait */
+    int n_context;            /* tokens of the longest seq, prompt and answer */
+    int chunk_rows;           /* given rows of a plan; a multiple of 64 */
+    int batch_rows;           /* rows of a plan */
+    double draft_min_accept;  /* drafting pays from this many tokens per verify pass on; 0: always; < 0: measured */
+    uint64_t (*now_us)(void); /* a monotonic clock */
+};
+
+/* Records the passes and warms them up: takes seconds, blocks, and may run on another thread than the rest. */
+int engine_open(const struct engine_options *options, struct engine **ret_engine, struct report *report);
+/* Ends what still runs, without calls. Blocks until the device is done with it. */
+void engine_close(struct engine *engine);
+
+/* Readable when plans are done; then engine_dispatch. */
+int engine_fd(const struct engine *engine);
+void engine_dispatch(struct engine *engine);
+
+/* Once per turn of the loop, after its events: sends plans while there is something to do. */
+void engine_turn(struct engine *engine);
+
+/* Takes the seq over. E_TOO_LARGE: it can never run here; E_BUSY: too many wait. Then the seq stays the caller's. */
+enum { ENGINE_E_TOO_LARGE = 1, ENGINE_E_BUSY = 2 };
+int engine_submit(struct engine *engine, struct seq *seq);
+/* The caller wants no more of it: no call comes after this. What it holds is back within DEVICE_PLANS_MAX plans. */
+void engine_end(struct engine *engine, struct seq *seq);
+
+/* A seq with its arrays sized, all else zero or neutral. NULL: no memory. */
+struct seq *seq_new(int n_tokens_max, int n_bias);
+void seq_free(struct seq *seq);
+
+struct engine_view { /* for health and statistics */
+    int n_waiting, n_running, n_leaving, n_places;
+    int n_in_flight;                                                                                    /* plans */
+    uint64_t n_plans, n_prefills, n_prefill_rows, n_replay_rows, n_cycles, n_cycle_seqs, n_preemptions; /* since open */
+    uint64_t busy_us;        /* while at least one plan was out */
+    uint64_t oldest_plan_us; /* since when the oldest plan has been out; 0: none is */
+    uint32_t n_pages_max;    /* of target_full: the most one seq can have */
+    double draft_min_accept;
+    int error; /* 0, or why the device is lost */
+};
+void engine_look(const struct engine *engine, struct engine_view *ret_view);

@@ -1,0 +1,320 @@
+/* engine_fill: what the next plan holds. */
+#include <assert.h>
+#include <string.h>
+
+#include "engine_internal.h"
+
+enum {
+    PLAIN_PASSES = 64,    /* without drafts before drafting is tried again */
+    DRAFT_PASSES_MIN = 8, /* before the average is believed */
+};
+
+/* ---- the scheduler's view ------------------------------------------------------------------------------------------- */
+
+static int feed_end(const struct seq *seq) {
+    return seq->n_fed < seq->n_prompt ? seq->n_prompt : seq->n_given;
+}
+
+/* Where the next piece must end at the latest. */
+static int next_cut(const struct seq *seq) {
+    for (int i = 0; i < seq->n_cuts; i++)
+        if (seq->cuts[i] > seq->n_fed)
+            return seq->cuts[i];
+    return feed_end(seq);
+}
+
+static bool has_place(const struct seq *seq) {
+    return seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;
+}
+
+static int list_seqs(struct engine *engine) {
+    int n = 0;
+
+    for (struct seq *seq = engine->seqs; seq; seq = seq->next) {
+        struct schedule_seq *s = &engine->list[n];
+        uint32_t n_pages = engine_pages_to_decode(engine, seq);
+
+        if (seq->state != SEQ_WAITING && !has_place(seq))
+            continue;
+        *s = (struct schedule_seq){.priority = seq->priority,
+                                   .order = seq->order,
+                                   .is_waiting = seq->state == SEQ_WAITING,
+                                   .is_fed = seq->state == SEQ_DECODING,
+                                   .is_replay = seq->n_fed >= seq->n_prompt,
+                                   .n_left = seq->n_given - seq->n_fed,
+                                   .n_to_cut = next_cut(seq) - seq->n_fed,
+                                   .n_passed_by = seq->n_passed_by};
+        if (seq->state == SEQ_FEEDING) {
+            uint32_t n_held = (uint32_t)engine->pages[seq->slot].n_pages[KV_TARGET_FULL];
+
+            s->n_pages = n_pages > n_held ? n_pages - n_held : 0;
+        } else if (seq->state == SEQ_WAITING) {
+            s->n_pages = n_pages;
+        }
+        engine->list_seqs[n++] = seq;
+    }
+    return n;
+}
+
+/* ---- admission ------------------------------------------------------------------------------------------------------ */
+
+/* Token counts as the device's penalties read them (struct seq_tables). */
+static void write_counts(struct engine *engine, const struct seq *seq) {
+    size_t vocab = (size_t)engine->info->target.vocab;
+    int32_t *counts = engine->tables.counts + (size_t)seq->slot * vocab;
+
+    memset(counts, 0, vocab * sizeof *counts);
+    for (int i = 0; i < seq->n_tokens; i++)
+        if (i < seq->n_prompt)
+            counts[seq->tokens[i]] |= 1;
+        else
+            counts[seq->tokens[i]] += 2;
+}
+
+static void write_ctl(struct engine *engine, struct plan *plan, const struct seq *seq, const struct kv_match *match) {
+    const struct sample_params *sample = &seq->sample;
+    struct tables *tables = &engine->tables;
+    struct seq_ctl *ctl = &tables->ctl[seq->slot];
+    bool has_counts = sample->repetition != 1 || sample->presence != 0 || sample->frequency != 0;
+
+    *ctl = (struct seq_ctl){.len = (int32_t)match->n_tokens,
+                            .anchor = seq->n_tokens > seq->n_prompt ? seq->tokens[seq->n_tokens - 1] : -1,
+                            .n_generated = seq->n_tokens - seq->n_prompt,
+                            .max_tokens = seq->max_tokens,
+                            .context_max = engine->options.n_context,
+                            .speculate = seq->draws_drafts,
+                            .draft_valid_from = (int32_t)match->draft_valid_from,
+                            .has_counts = has_counts || seq->n_bias > 0,
+                            .n_bias = seq->n_bias,
+                            .n_stop_ids = seq->n_stop_ids,
+                            .sample = *sample};
+    memcpy(ctl->stop_ids, seq->stop_ids, sizeof ctl->stop_ids);
+    tables_push_ctl(tables, &plan->work.before, seq->slot);
+    if (!ctl->has_counts)
+        return;
+    write_counts(engine, seq);
+    tables_push_counts(tables, &plan->work.before, seq->slot);
+    memcpy(tables->bias_id + (size_t)seq->slot * SEQ_BIAS_MAX, seq->bias_id,
+           (size_t)seq->n_bias * sizeof *seq->bias_id);
+    memcpy(tables->bias + (size_t)seq->slot * SEQ_BIAS_MAX, seq->bias, (size_t)seq->n_bias * sizeof *seq->bias);
+    tables_push_bias(tables, &plan->work.before, seq->slot, seq->n_bias);
+}
+
+/* Pages match beyond the restore point that was found: the next prompt that shares them shall find one there. */
+static void add_branch_cut(struct seq *seq, const struct kv_match *match) {
+    int cut = min_int((int)match->n_full_tokens, (seq->n_prompt - 1) / PAGE_TOKENS * PAGE_TOKENS), at = 0;
+
+    if (cut <= (int)match->n_tokens || seq->n_cuts == SEQ_CUTS_MAX)
+        return;
+    while (at < seq->n_cuts && seq->cuts[at] < cut)
+        at++;
+    if (at < seq->n_cuts && seq->cuts[at] == cut)
+        return;
+    memmove(&seq->cuts[at + 1], &seq->cuts[at], (size_t)(seq->n_cuts - at) * sizeof *seq->cuts);
+    seq->cuts[at] = cut;
+    seq->n_cuts++;
+}
+
+static int free_place(const struct engine *engine) {
+    int slot = 0;
+
+    while (engine->at_slot[slot])
+        slot++;
+    return slot;
+}
+
+static bool place(struct engine *engine, struct plan *plan, struct seq *seq) {
+    bool is_new = seq->n_tokens == seq->n_prompt;
+    int n_pages = seq->cache == SEQ_CACHE_BYPASS ? 0 : (is_new ? seq->n_prompt - 1 : seq->n_given) / PAGE_TOKENS;
+    struct kv_match match;
+
+    seq->slot = free_place(engine);
+    if (!engine_extend_keys(engine, seq, n_pages))
+        n_pages = 0;
+    if (pages_begin(&engine->pages[seq->slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
+                    &match) != 0) {
+        seq->slot = -1;
+        return false;
+    }
+    engine->at_slot[seq->slot] = seq;
+    engine->n_free_places--;
+    write_ctl(engine, plan, seq, &match);
+    add_branch_cut(seq, &match);
+    seq->len = seq->n_fed = (int)match.n_tokens;
+    seq->restore_plan = seq->last_plan = plan->id;
+    seq->state = seq->n_fed < seq->n_given ? SEQ_FEEDING : SEQ_DECODING;
+    if (seq->stats.admitted_us == 0) {
+        seq->stats.admitted_us = engine->options.now_us();
+        seq->stats.n_cached = seq->len;
+        seq->stats.n_recomputed = min_int((int)match.n_full_tokens, seq->n_prompt) - seq->len;
+        seq->calls->on_admitted(seq->user);
+    }
+    return true;
+}
+
+static void count_passed_by(struct engine *engine, uint64_t order) {
+    for (struct seq *seq = engine->seqs; seq && seq->order < order; seq = seq->next)
+        seq->n_passed_by += seq->state == SEQ_WAITING;
+}
+
+static void admit(struct engine *engine, struct plan *plan) {
+    uint32_t n_pages = kv_store_n_available(engine->options.store, KV_TARGET_FULL), n_slack;
+    int n = list_seqs(engine), n_admit;
+
+    /* Those that decode grow too: without this, who was preempted would take back what it had just given. */
+    n_slack = 2 * (uint32_t)(engine->options.n_places - engine->n_free_places);
+    n_pages = n_pages > n_slack ? n_pages - n_slack : 0;
+    n_admit = schedule_admit(engine->list, n, engine->n_free_places, n_pages, engine->admitted);
+    for (int i = 0; i < n_admit; i++) {
+        struct seq *seq = engine->list_seqs[engine->admitted[i]];
+
+        if (!place(engine, plan, seq))
+            return;
+        count_passed_by(engine, seq->order);
+    }
+}
+
+/* ---- pages ---------------------------------------------------------------------------------------------------------- */
+
+/* The pool is empty: somebody leaves, unless somebody is leaving already. True if pages are free now; else they come with
+ * the end of plans that are out, and the plan at hand goes on without the seq. */
+static bool make_room(struct engine *engine, struct seq *seq) {
+    struct seq *victim;
+    int n;
+
+    for (const struct seq *s = engine->seqs; s; s = s->next)
+        if (s->state == SEQ_PREEMPTED || (s->state == SEQ_LEAVING && s->slot >= 0))
+            return false;
+    n = list_seqs(engine);
+    n = schedule_victim(engine->list, n);
+    assert(n >= 0); /* the seq itself has a place */
+    victim = engine->list_seqs[n];
+    if (victim == seq && engine->n_free_places == engine->options.n_places - 1)
+        engine_finish(engine, seq, SEQ_END_NO_SPACE);
+    else
+        engine_preempt(engine, victim);
+    return victim != seq && victim->state == SEQ_WAITING;
+}
+
+static bool grow(struct engine *engine, struct plan *plan, struct seq *seq, int n_tokens) {
+    seq->last_plan = plan->id; /* whatever pages come, their copies are in this plan */
+    while (pages_grow(&engine->pages[seq->slot], seq->len, n_tokens, &plan->work.before) != 0)
+        if (!make_room(engine, seq))
+            return false;
+    return true;
+}
+
+/* ---- feeding -------------------------------------------------------------------------------------------------------- */
+
+static void feed_seq(struct engine *engine, struct plan *plan, struct seq *seq, int n_rows) {
+    int pos = seq->n_fed, end = pos + n_rows;
+    bool is_replay = pos >= seq->n_prompt, is_new = seq->n_given == seq->n_prompt && seq->n_tokens == seq->n_prompt;
+    uint32_t state_slot = KV_NO_SLOT;
+
+    if (!grow(engine, plan, seq, end))
+        return;
+    if (is_replay)
+        plan_add_replay(plan, seq, pos, n_rows);
+    else
+        plan_add_prefill(plan, seq, pos, n_rows, is_new && end == seq->n_prompt);
+    for (int i = 0; i < seq->n_cuts && seq->cache == SEQ_CACHE_USE; i++)
+        if (seq->cuts[i] == end)
+            state_slot = pages_take_state(&engine->pages[seq->slot]);
+    if (state_slot != KV_NO_SLOT) {
+        struct plan_part *part = is_replay ? &plan->replay[plan->n_replay - 1] : &plan->prefill[plan->n_prefill - 1];
+
+        part->state_slot = state_slot;
+        device_copies_add(&plan->work.between, tables_state(&engine->tables, state_slot),
+                          tables_state(&engine->tables, engine->pages[seq->slot].live),
+                          engine->tables.view.target_state.slot_bytes);
+    }
+    seq->n_fed = end;
+    if (seq->n_fed == seq->n_given)
+        seq->state = SEQ_DECODING;
+}
+
+static void feed(struct engine *engine, struct plan *plan) {
+    struct schedule_rows rows = {engine->options.chunk_rows, engine->options.batch_rows, 0};
+    int n = list_seqs(engine), n_feed;
+
+    for (int i = 0; i < n; i++)
+        if (engine->list[i].is_fed)
+            rows.decode += engine->list_seqs[i]->draws_drafts ? engine->info->block_size : 1;
+    n_feed = schedule_feed(engine->list, n, &rows, engine->feed);
+    for (int i = 0; i < n_feed; i++) /* make_room() lists the seqs anew: who is fed must be known by then */
+        engine->feed_seqs[i] = engine->list_seqs[engine->feed[i].seq];
+    for (int i = 0; i < n_feed; i++)
+        if (engine->feed_seqs[i]->state == SEQ_FEEDING)
+            feed_seq(engine, plan, engine->feed_seqs[i], engine->feed[i].n_rows);
+}
+
+/* ---- cycles --------------------------------------------------------------------------------------------------------- */
+
+/* Drafting pays while a pass yields more tokens than it costs plain passes. */
+static bool wants_drafts(const struct engine *engine, struct seq *seq) {
+    if (!seq->speculate || !engine->pages[seq->slot].has_draft)
+        return false;
+    if (seq->draws_drafts)
+        return seq->stats.n_steps < DRAFT_PASSES_MIN || seq->drafted_tokens >= engine->view.draft_min_accept;
+    if (seq->n_plain < PLAIN_PASSES)
+        return false;
+    seq->n_plain = 0;
+    seq->drafted_tokens = (float)engine->view.draft_min_accept * 1.25f; /* the benefit of a few passes */
+    return true;
+}
+
+static void set_fields(struct engine *engine, struct plan *plan, struct seq *seq) {
+    struct seq_ctl *ctl = &engine->tables.view.ctl[seq->slot];
+    bool draws = wants_drafts(engine, seq);
+
+    if (seq->rolled > 0) {
+        pages_hold_rolling(&engine->pages[seq->slot], seq->rolled, &plan->work.before);
+        seq->rolled = 0;
+    }
+    if (!seq->is_granted && seq->cache == SEQ_CACHE_USE) {
+        plan_set(plan, &ctl->may_snapshot, 1);
+        seq->is_granted = true;
+    }
+    if (draws != seq->draws_drafts) {
+        plan_set(plan, &ctl->speculate, draws);
+        seq->draws_drafts = draws;
+    }
+}
+
+static void add_cycle(struct engine *engine, struct plan *plan) {
+    int block = engine->info->block_size;
+
+    for (struct seq *seq = engine->seqs, *next; seq; seq = next) {
+        int n_tokens;
+
+        next = seq->next;
+        if (seq->state != SEQ_DECODING || seq->is_parked)
+            continue;
+        n_tokens = max_int(seq->len, seq->n_fed) + block * (seq->n_cycles + 1);
+        n_tokens = min_int(n_tokens, engine_positions_max(engine, seq));
+        if (!grow(engine, plan, seq, max_int(n_tokens, seq->n_fed)))
+            continue;
+        set_fields(engine, plan, seq);
+        plan_add_cycle(plan, seq);
+        seq->n_cycles++;
+    }
+}
+
+bool engine_fill(struct engine *engine, struct plan *plan) {
+    admit(engine, plan);
+    feed(engine, plan);
+    add_cycle(engine, plan);
+    if (plan->n_prefill > 0) {
+        plan->work.prefill = engine->prefill;
+        plan->work.prefill_input = &plan->prefill_input;
+    }
+    if (plan->n_replay > 0) {
+        plan->work.rerun = engine->replay;
+        plan->work.rerun_input = &plan->replay_input;
+    }
+    if (plan->n_cycle > 0) {
+        plan->work.cycle = engine->cycle;
+        plan->work.cycle_list = plan->cycle_list;
+    }
+    return !plan_is_empty(plan);
+}

@@ -1,0 +1,11 @@
+/* fingerprint: one digest of everything that may change a token: contents of the checkpoint's files, the tokenizer, element
+ * types of the caches, the numeric mode, the backend with its kernels and layouts. Not paths, names, times or sizes of
+ * pools. Pages and states of one fingerprint are of no use under another. */
+#pragma once
+#include "key.h"
+#include "model.h"
+
+/* Reads every file of the target's folder that the model was made from. Blocks; takes as long as reading them does. -EIO
+ * and kin with a line. The drafter is not part of it: it cannot change a token. */
+int fingerprint_read(const struct model_options *options, const char *backend, const struct backend_caps *caps,
+                     uint8_t ret_bytes[KV_KEY_BYTES], struct report *report);

@@ -1,0 +1,621 @@
+/* methods: the requests that are answered at once. gen.start is gen.c's. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config_keys.h"
+#include "conn.h"
+#include "gen.h"
+#include "server.h"
+
+/* ---- answering ------------------------------------------------------------------------------------------------------ */
+
+struct call { /* one request being answered */
+    struct service *service;
+    struct conn *conn;
+    struct request *request;
+    struct wire_out *out;
+};
+
+static void begin(const struct call *call, uint32_t n_pairs) {
+    proto_result_begin(call->out, call->request->id);
+    wire_map(call->out, n_pairs);
+}
+
+static void put_int(struct wire_out *out, const char *key, int64_t value) {
+    wire_key(out, key);
+    wire_int(out, value);
+}
+
+static void put_cstr(struct wire_out *out, const char *key, const char *value) {
+    wire_key(out, key);
+    wire_cstr(out, value);
+}
+
+static void put_bool(struct wire_out *out, const char *key, bool value) {
+    wire_key(out, key);
+    wire_bool(out, value);
+}
+
+static void put_cached(struct wire_out *out, int64_t device) {
+    wire_key(out, "cached");
+    wire_map(out, 3);
+    put_int(out, "device", device);
+    put_int(out, "host", 0);
+    put_int(out, "disk", 0);
+}
+
+static void refuse(const struct call *call, enum proto_code code, const char *message) {
+    metrics_add(&call->service->metrics, METRIC_ERRORS, (int)code, 1);
+    proto_error(call->out, call->request->id, code, message);
+}
+
+/* ---- hello, the model ----------------------------------------------------------------------------------------------- */
+
+static void put_model(const struct call *call) {
+    const struct pair *pair = &call->service->pair;
+    struct wire_out *out = call->out;
+
+    wire_map(out, 6);
+    put_cstr(out, "name", pair->name);
+    put_int(out, "n_vocab", pair->info->n_valid);
+    put_int(out, "n_context", pair->plan.max_context);
+    put_cstr(out, "fingerprint", pair->fingerprint);
+    wire_key(out, "draft");
+    if (pair->info->draft.n_layers > 0) {
+        wire_map(out, 2);
+        put_cstr(out, "name", pair->draft_name);
+        put_int(out, "block", pair->info->block_size);
+    } else {
+        wire_nil(out);
+    }
+    put_cstr(out, "backend", pair->backend->name);
+}
+
+static void hello(const struct call *call) {
+    const struct service *service = call->service;
+    bool has_model = service->phase != SERVICE_LOADING;
+    struct wire_out *out = call->out;
+
+    begin(call, 5);
+    put_int(out, "version", PROTO_VERSION);
+    wire_key(out, "features");
+    wire_array(out, 0);
+    wire_key(out, "limits");
+    wire_map(out, 3);
+    put_int(out, "frame_bytes", (int64_t)service->config.limits.frame_bytes);
+    put_int(out, "requests", service->config.limits.requests);
+    put_int(out, "context", has_model ? service->pair.plan.max_context : 0);
+    wire_key(out, "model");
+    if (has_model)
+        put_model(call);
+    else
+        wire_nil(out);
+    put_int(out, "uid", conn_uid(call->conn));
+}
+
+static void model_info_of(const struct call *call) {
+    proto_result_begin(call->out, call->request->id);
+    put_model(call);
+}
+
+/* ---- text ----------------------------------------------------------------------------------------------------------- */
+
+static void tokenize(const struct call *call) {
+    struct tokenizer_ids ids = {0};
+    struct span text = {0};
+    bool markup = false;
+    int r;
+
+    request_get_str(call->request, "text", &text);
+    request_get_bool(call->request, "markup", &markup);
+    r = tokenizer_encode(call->service->pair.tokenizer, text.bytes, text.n, markup ? TOKENIZER_MARKUP : 0, &ids);
+    if (r != 0) {
+        refuse(call, PROTO_INTERNAL, "out of memory");
+    } else {
+        begin(call, 1);
+        wire_key(call->out, "ids");
+        wire_ids(call->out, ids.ids, (uint32_t)ids.n);
+    }
+    tokenizer_ids_deinit(&ids);
+}
+
+/* False: an id is not the model's, and that was said. */
+static bool check_ids(const struct call *call, const int32_t *ids, uint32_t n) {
+    int n_valid = call->service->pair.info->n_valid;
+    struct report report;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= n_valid) {
+            report_line(&report, "id %u of the list is %d; this model's ids are 0..%d", i, ids[i], n_valid - 1);
+            refuse(call, PROTO_BAD_PARAM, report.line);
+            return false;
+        }
+    return true;
+}
+
+static void detokenize(const struct call *call) {
+    struct tokenizer_text text = {0};
+    const int32_t *ids = NULL;
+    uint32_t n = 0;
+
+    request_get_ids(call->request, "ids", &ids, &n);
+    if (!check_ids(call, ids, n))
+        return;
+    if (tokenizer_decode(call->service->pair.tokenizer, ids, n, 0, &text) != 0) {
+        refuse(call, PROTO_INTERNAL, "out of memory");
+    } else {
+        begin(call, 1);
+        wire_key(call->out, "text");
+        wire_str(call->out, (struct span){text.bytes, text.n});
+    }
+    tokenizer_text_deinit(&text);
+}
+
+/* How much of these tokens is in the index for this user. */
+static int find_cached(const struct call *call, const int32_t *ids, uint32_t n) {
+    uint32_t n_pages = n > 0 ? (n - 1) / PAGE_TOKENS : 0;
+    struct kv_key *keys = calloc(n_pages + 1, sizeof *keys), root;
+    struct kv_hasher *hasher = NULL;
+    struct kv_match match = {0};
+
+    if (keys && kv_hasher_new(&hasher) == 0 &&
+        sessions_root(call->service->sessions, conn_uid(call->conn), &root) == 0 &&
+        kv_key_chain(hasher, &root, ids, n_pages, keys) == 0)
+        kv_store_lookup(call->service->pair.store, keys, ids, n_pages, &match);
+    kv_hasher_free(hasher);
+    free(keys);
+    return (int)match.n_tokens;
+}
+
+static void render(const struct call *call) {
+    const struct pair *pair = &call->service->pair;
+    struct prompt_input input = {
+        .kind = PROMPT_MESSAGES, .n_tokens_max = INT32_MAX, .thinking = pair->default_thinking, .keep_text = true};
+    bool add_generation_prompt = true;
+    struct report report;
+    struct prompt prompt;
+    int r;
+
+    request_get_value(call->request, "messages", &input.messages);
+    request_get_value(call->request, "tools", &input.tools);
+    request_get_bool(call->request, "thinking", &input.thinking);
+    request_get_bool(call->request, "add_generation_prompt", &add_generation_prompt);
+    input.no_generation_prompt = !add_generation_prompt;
+    r = prompt_build(&pair->rules, &input, &prompt, &report);
+    if (r != 0) {
+        refuse(call, r > 0 ? PROTO_BAD_PARAM : PROTO_INTERNAL, r > 0 ? report.line : strerror(-r));
+        return;
+    }
+    begin(call, 3);
+    wire_key(call->out, "text");
+    wire_str(call->out, text_span(&prompt.rendered));
+    wire_key(call->out, "ids");
+    wire_ids(call->out, prompt.ids, prompt.n);
+    put_cached(call->out, find_cached(call, prompt.ids, prompt.n));
+    prompt_deinit(&prompt);
+}
+
+/* ---- generations ---------------------------------------------------------------------------------------------------- */
+
+static void cancel(const struct call *call) {
+    int64_t id = 0;
+
+    request_get_int(call->request, "id", &id);
+    if (gens_cancel(call->service->gens, call->conn, (uint32_t)id))
+        begin(call, 0);
+    else
+        refuse(call, PROTO_NOT_FOUND, "no generation of this connection has this id; it may just have ended");
+}
+
+static void list_gens(const struct call *call) {
+    begin(call, 1);
+    wire_key(call->out, "gens");
+    gens_write_list(call->service->gens, conn_uid(call->conn), conn_is_admin(call->conn), call->out);
+}
+
+/* ---- sessions ------------------------------------------------------------------------------------------------------- */
+
+static void put_session(const struct call *call, const struct session *session) {
+    struct wire_out *out = call->out;
+
+    wire_map(out, 5);
+    put_cstr(out, "name", session->name);
+    put_int(out, "n_tokens", session->n);
+    put_cached(out, sessions_cached(call->service->sessions, session));
+    put_bool(out, "pinned", session->is_pinned);
+    put_bool(out, "durable", false); /* no tier outlives the process */
+}
+
+static void answer_session(const struct call *call, const struct session *session) {
+    proto_result_begin(call->out, call->request->id);
+    put_session(call, session);
+}
+
+/* The session that the request names, or NULL: it was refused. */
+static struct session *named_session(const struct call *call, bool must_be_idle) {
+    struct span name = {0};
+    struct session *session;
+
+    request_get_str(call->request, "name", &name);
+    session = sessions_find(call->service->sessions, conn_uid(call->conn), name);
+    if (!session) {
+        refuse(call, PROTO_NOT_FOUND, "there is no session of this name; session.open makes one");
+        return NULL;
+    }
+    if (must_be_idle && session->user) {
+        refuse(call, PROTO_BUSY, "a request uses this session now");
+        return NULL;
+    }
+    return session;
+}
+
+/* What making a session can answer. */
+static void answer_made(const struct call *call, int r, const struct session *session) {
+    if (r == 0)
+        answer_session(call, session);
+    else if (r == SESSIONS_E_QUOTA)
+        refuse(call, PROTO_QUOTA, "this user has as many sessions as limits.sessions_per_uid allows; close one");
+    else
+        refuse(call, PROTO_INTERNAL, strerror(-r));
+}
+
+static void open_session(const struct call *call) {
+    struct session *session = NULL;
+    struct span name = {0};
+    int r;
+
+    request_get_str(call->request, "name", &name);
+    r = sessions_make(call->service->sessions, conn_uid(call->conn), name,
+                      call->service->config.limits.sessions_per_uid, &session);
+    answer_made(call, r, session);
+}
+
+static void close_session(const struct call *call) {
+    struct session *session = named_session(call, true);
+
+    if (!session)
+        return;
+    sessions_drop(call->service->sessions, session);
+    begin(call, 0);
+}
+
+static void list_sessions(const struct call *call) {
+    const struct sessions *sessions = call->service->sessions;
+    uid_t uid = conn_uid(call->conn);
+    uint32_t n = 0;
+
+    for (const struct session *s = sessions_first(sessions); s; s = s->next)
+        n += s->uid == uid;
+    begin(call, 1);
+    wire_key(call->out, "sessions");
+    wire_array(call->out, n);
+    for (const struct session *s = sessions_first(sessions); s; s = s->next)
+        if (s->uid == uid)
+            put_session(call, s);
+}
+
+static void info_session(const struct call *call) {
+    const struct session *session = named_session(call, false);
+
+    if (session)
+        answer_session(call, session);
+}
+
+static void park_session(const struct call *call) {
+    if (named_session(call, true))
+        refuse(call, PROTO_NO_SPACE, "there is no tier below the device to park it in; it stays where it is");
+}
+
+static void fork_session(const struct call *call) {
+    const struct session *session = named_session(call, false);
+    struct sessions *sessions = call->service->sessions;
+    struct session *copy = NULL;
+    struct span new_name = {0};
+    struct report report;
+    int64_t at;
+
+    if (!session)
+        return;
+    at = session->n;
+    request_get_str(call->request, "new_name", &new_name);
+    request_get_int(call->request, "at", &at);
+    if (sessions_find(sessions, session->uid, new_name)) {
+        refuse(call, PROTO_BAD_PARAM, "new_name: there is a session of this name already");
+        return;
+    }
+    if (at > session->n) {
+        report_line(&report, "at: %lld; the session has %d tokens", (long long)at, session->n);
+        refuse(call, PROTO_BAD_PARAM, report.line);
+        return;
+    }
+    answer_made(
+        call, sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy),
+        copy);
+}
+
+static void pin_session(const struct call *call) {
+    struct session *session = named_session(call, false);
+
+    if (!session)
+        return;
+    if (sessions_pin(call->service->sessions, session) != 0)
+        refuse(call, PROTO_NO_SPACE, "pinned sessions may hold half of the pages, and this one does not fit any more");
+    else
+        answer_session(call, session);
+}
+
+static void unpin_session(const struct call *call) {
+    struct session *session = named_session(call, false);
+
+    if (!session)
+        return;
+    sessions_unpin(call->service->sessions, session);
+    answer_session(call, session);
+}
+
+/* ---- the cache ------------------------------------------------------------------------------------------------------ */
+
+static void lookup(const struct call *call) {
+    const int32_t *ids = NULL;
+    uint32_t n = 0;
+
+    request_get_ids(call->request, "prompt_ids", &ids, &n);
+    if (!check_ids(call, ids, n))
+        return;
+    begin(call, 3);
+    put_int(call->out, "device", find_cached(call, ids, n));
+    put_int(call->out, "host", 0);
+    put_int(call->out, "disk", 0);
+}
+
+static uint64_t group_bytes(const struct call *call, int group, uint32_t n_slots) {
+    return (uint64_t)n_slots * call->service->pair.plan.model.slot_bytes[group];
+}
+
+static void put_tier(const struct call *call, const char *name, const struct kv_store_stats *stats) {
+    uint64_t bytes = 0, used = 0, n_evicted = 0;
+    struct wire_out *out = call->out;
+
+    for (int g = 0; stats && g < KV_GROUP_N; g++) {
+        const struct kv_group_stats *group = &stats->group[g];
+
+        bytes += group_bytes(call, g, group->n_slots);
+        used += group_bytes(call, g, group->n_slots - group->n_free);
+        n_evicted += group->n_evicted;
+    }
+    wire_key(out, name);
+    wire_map(out, 7);
+    put_int(out, "bytes", (int64_t)bytes);
+    put_int(out, "used_bytes", (int64_t)used);
+    put_int(out, "pages", stats ? stats->n_records : 0);
+    put_int(out, "hits", stats ? (int64_t)stats->n_hits : 0);
+    put_int(out, "spilled", 0);
+    put_int(out, "fetched", 0);
+    put_int(out, "evicted", (int64_t)n_evicted);
+}
+
+static void cache_stats(const struct call *call) {
+    struct kv_store_stats stats;
+
+    kv_store_stats(call->service->pair.store, &stats);
+    begin(call, 1);
+    wire_key(call->out, "tiers");
+    wire_map(call->out, 3);
+    put_tier(call, "device", &stats);
+    put_tier(call, "host", NULL);
+    put_tier(call, "disk", NULL);
+}
+
+static void evict(const struct call *call) {
+    struct kv_store *store = call->service->pair.store;
+    struct kv_store_stats before, after;
+    struct span tier = {0};
+    int64_t n_bytes = 0, n_freed = 0;
+    bool all = false;
+
+    request_get_str(call->request, "tier", &tier);
+    request_get_int(call->request, "bytes", &n_bytes);
+    request_get_bool(call->request, "all", &all);
+    kv_store_stats(store, &before);
+    if (span_is(tier, "device"))
+        n_freed = (int64_t)(all ? kv_store_evict_all(store) : kv_store_evict_bytes(store, (uint64_t)n_bytes));
+    kv_store_stats(store, &after);
+    begin(call, 2);
+    put_int(call->out, "pages", (int64_t)before.n_records - after.n_records);
+    put_int(call->out, "bytes", n_freed);
+}
+
+static void verify(const struct call *call) { /* nothing lies on a disk */
+    begin(call, 2);
+    put_int(call->out, "pages", 0);
+    put_int(call->out, "bad", 0);
+}
+
+static void flush(const struct call *call) {
+    begin(call, 1);
+    put_int(call->out, "pages", 0);
+}
+
+/* ---- the server ----------------------------------------------------------------------------------------------------- */
+
+static void health(const struct call *call) {
+    const struct service *service = call->service;
+    static const char *const PHASES[] = {"loading", "serving", "draining"};
+    struct wire_out *out = call->out;
+
+    begin(call, 5);
+    put_bool(out, "live", true);
+    put_bool(out, "ready", service->phase == SERVICE_SERVING);
+    put_bool(out, "progressing", service_is_progressing(service));
+    put_cstr(out, "phase", PHASES[service->phase]);
+    put_int(out, "percent",
+            service->phase == SERVICE_LOADING ? __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE) : 100);
+}
+
+static void stats(const struct call *call) {
+    struct service *service = call->service;
+    const struct metrics *m = &service->metrics;
+    struct wire_out *out = call->out;
+    struct server_stats server;
+
+    service_update_metrics(service);
+    server_read_stats(service->server, &server);
+    begin(call, 4);
+    put_int(out, "uptime_ms", (int64_t)(service_now_us() - service->started_us) / 1000);
+    wire_key(out, "connections");
+    wire_map(out, 3);
+    put_int(out, "open", server.n_conns);
+    put_int(out, "accepted", (int64_t)server.n_accepted);
+    put_int(out, "refused", (int64_t)server.n_rejected);
+    wire_key(out, "requests");
+    wire_map(out, 3);
+    put_int(out, "running", metrics_get(m, METRIC_RUNNING, 0));
+    put_int(out, "waiting", metrics_get(m, METRIC_QUEUED, 0));
+    put_int(out, "finished", metrics_sum(m, METRIC_REQUESTS));
+    wire_key(out, "tokens");
+    wire_map(out, 4);
+    put_int(out, "prompt", metrics_get(m, METRIC_PROMPT_TOKENS, 0));
+    put_int(out, "completion", metrics_get(m, METRIC_GENERATED_TOKENS, 0));
+    put_int(out, "proposed", metrics_get(m, METRIC_DRAFT_PROPOSED, 0));
+    put_int(out, "accepted", metrics_get(m, METRIC_DRAFT_ACCEPTED, 0));
+}
+
+static void server_metrics(const struct call *call) {
+    struct service *service = call->service;
+    const struct pair *pair = &service->pair;
+    struct metrics_build build = {.version = SPILLWAY_VERSION,
+                                  .backend = pair->backend->name,
+                                  .kernel_path = pair->backend->caps(pair->device)->kernel_path,
+                                  .model = pair->name,
+                                  .draft = pair->draft_name};
+    struct text text;
+
+    service_update_metrics(service);
+    text_init(&text, 1 << 20);
+    metrics_write_prometheus(&service->metrics, &build, &text);
+    begin(call, 1);
+    wire_key(call->out, "text");
+    wire_str(call->out, text_span(&text));
+    text_deinit(&text);
+}
+
+static void server_config(const struct call *call) {
+    const struct config *config = &call->service->config;
+    struct text value;
+    char name[64];
+
+    text_init(&value, 1 << 16);
+    begin(call, 1);
+    wire_key(call->out, "values");
+    wire_map(call->out, (uint32_t)config_n_keys);
+    for (int i = 0; i < config_n_keys; i++) {
+        snprintf(name, sizeof name, "%s.%s", config_keys[i].section, config_keys[i].name);
+        text_clear(&value);
+        config_value_write(&config_keys[i], config, &value);
+        wire_key(call->out, name);
+        wire_map(call->out, 2);
+        wire_key(call->out, "value");
+        wire_lossy(call->out, text_span(&value)); /* paths are bytes */
+        wire_key(call->out, "origin");
+        wire_lossy(call->out, span_of(config->origin[i]));
+    }
+    text_deinit(&value);
+}
+
+static void put_changes(struct wire_out *out, const char *key, const struct config_change *changes, int n,
+                        bool at_run_time) {
+    uint32_t n_mine = 0;
+    char name[64];
+
+    for (int i = 0; i < n; i++)
+        n_mine += changes[i].at_run_time == at_run_time;
+    wire_key(out, key);
+    wire_array(out, n_mine);
+    for (int i = 0; i < n; i++)
+        if (changes[i].at_run_time == at_run_time) {
+            snprintf(name, sizeof name, "%s.%s", changes[i].section, changes[i].key);
+            wire_cstr(out, name);
+        }
+}
+
+static void reload(const struct call *call) {
+    struct config_change changes[CONFIG_KEYS_MAX];
+    struct report report;
+    int n = 0;
+
+    if (call->service->reload(call->service, changes, &n, &report) != 0) {
+        refuse(call, PROTO_BAD_PARAM, report.line);
+        return;
+    }
+    begin(call, 2);
+    put_changes(call->out, "changed", changes, n, true);
+    put_changes(call->out, "needs_restart", changes, n, false);
+}
+
+static void drain(const struct call *call) {
+    int n = gens_count(call->service->gens);
+
+    begin(call, 1);
+    put_int(call->out, "running", n);
+    call->service->drain(call->service);
+}
+
+static void log_level(const struct call *call) {
+    struct log *log = &call->service->log;
+    struct span level = {0};
+    char name[16];
+
+    request_get_str(call->request, "level", &level);
+    snprintf(name, sizeof name, "%.*s", (int)level.n, level.bytes);
+    begin(call, 1);
+    put_cstr(call->out, "previous", log_level_name(log->level));
+    log_set_level(log, (enum log_level)log_level_find(name)); /* the table allows no other */
+}
+
+static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
+    [METHOD_HELLO] = hello,
+    [METHOD_MODEL_INFO] = model_info_of,
+    [METHOD_TEXT_TOKENIZE] = tokenize,
+    [METHOD_TEXT_DETOKENIZE] = detokenize,
+    [METHOD_CHAT_RENDER] = render,
+    [METHOD_GEN_CANCEL] = cancel,
+    [METHOD_GEN_LIST] = list_gens,
+    [METHOD_SESSION_OPEN] = open_session,
+    [METHOD_SESSION_CLOSE] = close_session,
+    [METHOD_SESSION_LIST] = list_sessions,
+    [METHOD_SESSION_INFO] = info_session,
+    [METHOD_SESSION_PARK] = park_session,
+    [METHOD_SESSION_RESUME] = info_session, /* all there is lies on the device */
+    [METHOD_SESSION_FORK] = fork_session,
+    [METHOD_SESSION_PIN] = pin_session,
+    [METHOD_SESSION_UNPIN] = unpin_session,
+    [METHOD_CACHE_LOOKUP] = lookup,
+    [METHOD_CACHE_STATS] = cache_stats,
+    [METHOD_CACHE_EVICT] = evict,
+    [METHOD_CACHE_VERIFY] = verify,
+    [METHOD_CACHE_FLUSH] = flush,
+    [METHOD_SERVER_HEALTH] = health,
+    [METHOD_SERVER_STATS] = stats,
+    [METHOD_SERVER_METRICS] = server_metrics,
+    [METHOD_SERVER_CONFIG] = server_config,
+    [METHOD_SERVER_RELOAD] = reload,
+    [METHOD_SERVER_DRAIN] = drain,
+    [METHOD_SERVER_LOG_LEVEL] = log_level,
+};
+
+void service_request(struct service *service, struct conn *conn, struct request *request) {
+    struct call call = {service, conn, request, &service->out};
+
+    if (request->method == METHOD_GEN_START) {
+        gens_start(service, conn, request);
+        return;
+    }
+    HANDLERS[request->method](&call);
+    if (conn_respond(conn, call.out) != 0) {
+        wire_out_clear(call.out);
+        proto_error(call.out, request->id, PROTO_INTERNAL, "the response could not be built: out of memory");
+        conn_respond(conn, call.out);
+    }
+    request_free(request);
+}

@@ -1,0 +1,266 @@
+#include "metrics.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "base.h"
+#include "groups.h"
+#include "proto.h"
+
+struct label_set {
+    const char *name;
+    int n;
+    const char *(*value)(int label);
+};
+
+static const char *finish_value(int label) {
+    return proto_finish_name((enum proto_finish)label);
+}
+static const char *code_value(int label) {
+    return proto_code_name((enum proto_code)label);
+}
+static const char *group_value(int label) {
+    return kv_group_name((enum kv_group)label);
+}
+static const char *tier_value(int label) {
+    return (const char *const[]){"device", "host", "disk"}[label];
+}
+static const char *part_value(int label) {
+    return (const char *const[]){"prefill", "cycle"}[label];
+}
+static const char *outcome_value(int label) {
+    return (const char *const[]){"hit", "miss"}[label];
+}
+
+static const struct label_set finish_reasons = {"finish_reason", PROTO_N_FINISHES, finish_value};
+static const struct label_set codes = {"code", PROTO_N_CODES, code_value};
+static const struct label_set groups = {"group", KV_GROUP_N, group_value};
+static const struct label_set tiers = {"tier", 3, tier_value};
+static const struct label_set parts = {"part", 2, part_value};
+static const struct label_set outcomes = {"outcome", 2, outcome_value};
+static_assert((int)PROTO_N_CODES <= METRIC_LABELS_MAX && (int)PROTO_N_FINISHES <= METRIC_LABELS_MAX,
+              "struct metrics has a number for every label");
+
+struct metric_row {
+    const char *name; /* without spillway_ */
+    enum metric_type type;
+    const struct label_set *label;
+    bool is_us; /* kept in microseconds, written in seconds */
+    const char *help;
+};
+
+static const struct metric_row rows[METRIC_N] = {
+    [METRIC_REQUESTS] = {"requests_total", METRIC_COUNTER, &finish_reasons, .help = "Generations that ended."},
+    [METRIC_ERRORS] = {"errors_total", METRIC_COUNTER, &codes, .help = "Error responses."},
+    [METRIC_PROMPT_TOKENS] = {"prompt_tokens_total", METRIC_COUNTER, .help = "Prompt tokens of admitted generations."},
+    [METRIC_GENERATED_TOKENS] = {"generated_tokens_total", METRIC_COUNTER, .help = "Tokens generated and kept."},
+    [METRIC_PREFILL_TOKENS] = {"prefill_tokens_total", METRIC_COUNTER,
+                               .help = "Prompt tokens that were computed, those of preempted requests again."},
+    [METRIC_CACHED_TOKENS] = {"cached_tokens_total", METRIC_COUNTER, &tiers,
+                              .help = "Prompt tokens that were not computed because a tier held them."},
+    [METRIC_RECOMPUTED_TOKENS] = {"recomputed_tokens_total", METRIC_COUNTER,
+                                  .help = "Prompt tokens that a tier held and that were computed all the same."},
+    [METRIC_DRAFT_STEPS] = {"draft_steps_total", METRIC_COUNTER, .help = "Verify passes of requests that draft."},
+    [METRIC_DRAFT_PROPOSED] = {"draft_proposed_tokens_total", METRIC_COUNTER, .help = "Tokens the drafter proposed."},
+    [METRIC_DRAFT_ACCEPTED] = {"draft_accepted_tokens_total", METRIC_COUNTER,
+                               .help = "Proposed tokens that the model chose too."},
+    [METRIC_STEPS] = {"steps_total", METRIC_COUNTER, &parts, .help = "Device passes."},
+    [METRIC_PLAN_ROWS] = {"plan_rows_total", METRIC_COUNTER, &parts, .help = "Rows of device passes."},
+    [METRIC_PLAN_ROOM] = {"plan_room_rows_total", METRIC_COUNTER, &parts,
+                          .help = "Rows that those device passes had room for."},
+    [METRIC_PREEMPTIONS] = {"preemptions_total", METRIC_COUNTER,
+                            .help = "Sequences that gave their pages up for others and went on later."},
+    [METRIC_QUEUED] = {"queued_requests", METRIC_GAUGE, .help = "Admitted requests that wait."},
+    [METRIC_RUNNING] = {"running_seqs", METRIC_GAUGE, .help = "Sequences that run."},
+    [METRIC_PREEMPTED] = {"preempted_seqs", METRIC_GAUGE, .help = "Preempted sequences that wait to go on."},
+    [METRIC_SESSIONS] = {"sessions", METRIC_GAUGE, .help = "Open sessions."},
+    [METRIC_CONNECTIONS] = {"connections", METRIC_GAUGE, .help = "Open connections."},
+    [METRIC_CONNECTIONS_ACCEPTED] = {"connections_accepted_total", METRIC_COUNTER, .help = "Connections taken."},
+    [METRIC_CONNECTIONS_REJECTED] = {"connections_rejected_total", METRIC_COUNTER,
+                                     .help = "Connections closed at once: there were too many."},
+    [METRIC_BAD_FRAMES] = {"bad_frames_total", METRIC_COUNTER, .help = "Connections closed for what they sent."},
+    [METRIC_SLOW_CLIENTS] = {"slow_clients_total", METRIC_COUNTER,
+                             .help = "Connections whose requests ended because nobody read their output."},
+    [METRIC_READ_BYTES] = {"socket_read_bytes_total", METRIC_COUNTER, .help = "Bytes read from clients."},
+    [METRIC_WRITTEN_BYTES] = {"socket_written_bytes_total", METRIC_COUNTER, .help = "Bytes written to clients."},
+    [METRIC_POOL_SLOTS] = {"pool_slots", METRIC_GAUGE, &groups, .help = "Slots of the device pool."},
+    [METRIC_POOL_FREE] = {"pool_free_slots", METRIC_GAUGE, &groups, .help = "Slots that hold nothing."},
+    [METRIC_POOL_INDEXED] = {"pool_indexed_slots", METRIC_GAUGE, &groups,
+                             .help = "Slots that a later request can find."},
+    [METRIC_POOL_PINNED] = {"pool_pinned_slots", METRIC_GAUGE, &groups,
+                            .help = "Slots that a sequence or a copy needs now."},
+    [METRIC_POOL_BYTES] = {"pool_bytes", METRIC_GAUGE, &groups, .help = "Memory of the device pool."},
+    [METRIC_EVICTIONS] = {"evictions_total", METRIC_COUNTER, &groups, .help = "Slots emptied to make room."},
+    [METRIC_PUBLISHED] = {"published_total", METRIC_COUNTER, &groups, .help = "Slots made findable."},
+    [METRIC_RESTORE_POINTS] = {"restore_points", METRIC_GAUGE, .help = "Places from which a request can go on."},
+    [METRIC_LOOKUPS] = {"prefix_lookups_total", METRIC_COUNTER, &outcomes,
+                        .help = "Prompts looked up, by whether any of their beginning was held."},
+    [METRIC_LOG_DROPPED] = {"log_dropped_total", METRIC_COUNTER, .help = "Log lines that could not be written."},
+    [METRIC_LOOP_CPU_US] = {"loop_cpu_seconds_total", METRIC_COUNTER, .is_us = true,
+                            .help = "Processor time of the loop thread."},
+    [METRIC_UPTIME_US] = {"uptime_seconds", METRIC_GAUGE, .is_us = true, .help = "Time since the process began."},
+    [METRIC_READY] = {"ready", METRIC_GAUGE, .help = "1 while generations are served."},
+};
+
+struct histogram_row {
+    const char *name, *help;
+    double bounds[METRIC_BUCKETS_MAX]; /* ascending; ends with 0 */
+};
+
+#define REQUEST_BOUNDS                                                                                                 \
+    { 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600 }
+#define STEP_BOUNDS                                                                                                    \
+    { 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2.5 }
+
+static const struct histogram_row histogram_rows[METRIC_HISTOGRAM_N] = {
+    [METRIC_TTFT] = {"time_to_first_token_seconds", "From a request's arrival to its first token.", REQUEST_BOUNDS},
+    [METRIC_INTER_TOKEN] = {"inter_token_seconds",
+                            "Time between the tokens of a request; tokens of one step share its time.", STEP_BOUNDS},
+    [METRIC_QUEUE_TIME] = {"queue_seconds", "From a request's arrival to its first pass.", REQUEST_BOUNDS},
+    [METRIC_PREFILL_TIME] = {"prefill_seconds", "From a request's first pass to the end of its prompt.",
+                             REQUEST_BOUNDS},
+    [METRIC_REQUEST_TIME] = {"request_seconds", "From a request's arrival to its response.", REQUEST_BOUNDS},
+    [METRIC_STEP_TIME] = {"step_seconds", "From a plan to its results.", STEP_BOUNDS},
+    [METRIC_ACCEPT_LENGTH] = {"accept_length_tokens",
+                              "Tokens that one verify pass committed for one sequence.",
+                              {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
+};
+
+/* ---- counting ----------------------------------------------------------------------------------------------------- */
+
+void metrics_init(struct metrics *metrics) {
+    *metrics = (struct metrics){0};
+}
+
+int metrics_n_labels(enum metric metric) {
+    return rows[metric].label ? rows[metric].label->n : 1;
+}
+
+const char *metrics_label(enum metric metric, int label) {
+    return rows[metric].label ? rows[metric].label->value(label) : NULL;
+}
+
+static int64_t *value_of(struct metrics *metrics, enum metric metric, int label) {
+    assert(label >= 0 && label < metrics_n_labels(metric));
+    return &metrics->values[metric][label];
+}
+
+void metrics_add(struct metrics *metrics, enum metric metric, int label, int64_t n) {
+    *value_of(metrics, metric, label) += n;
+}
+
+void metrics_set(struct metrics *metrics, enum metric metric, int label, int64_t value) {
+    *value_of(metrics, metric, label) = value;
+}
+
+int64_t metrics_get(const struct metrics *metrics, enum metric metric, int label) {
+    assert(label >= 0 && label < metrics_n_labels(metric));
+    return metrics->values[metric][label];
+}
+
+int64_t metrics_sum(const struct metrics *metrics, enum metric metric) {
+    int64_t sum = 0;
+
+    for (int i = 0; i < metrics_n_labels(metric); i++)
+        sum += metrics->values[metric][i];
+    return sum;
+}
+
+void metrics_observe(struct metrics *metrics, enum metric_histogram histogram, double value) {
+    const double *bounds = histogram_rows[histogram].bounds;
+    int i = 0;
+
+    while (i < METRIC_BUCKETS_MAX && bounds[i] > 0 && value > bounds[i])
+        i++;
+    if (i == METRIC_BUCKETS_MAX || bounds[i] <= 0)
+        i = METRIC_BUCKETS_MAX; /* +Inf */
+    metrics->histograms[histogram].buckets[i]++;
+    metrics->histograms[histogram].n++;
+    metrics->histograms[histogram].sum += value;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------------ */
+
+__attribute__((format(printf, 2, 3))) static void add_format(struct text *out, const char *format, ...) {
+    char line[512];
+    va_list args;
+    int n;
+
+    va_start(args, format);
+    n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    assert(n >= 0 && n < (int)sizeof line); /* names and helps are ours and short */
+    text_add(out, line, (size_t)n);
+}
+
+static void add_head(struct text *out, const char *name, const char *type, const char *help) {
+    add_format(out, "# HELP spillway_%s %s\n# TYPE spillway_%s %s\n", name, help, name, type);
+}
+
+static void add_number(struct text *out, int64_t value, bool is_us) {
+    if (is_us)
+        add_format(out, "%" PRId64 ".%06" PRId64 "\n", value / 1000000, value % 1000000);
+    else
+        add_format(out, "%" PRId64 "\n", value);
+}
+
+static void add_metric(struct text *out, const struct metric_row *row, const int64_t *values) {
+    add_head(out, row->name, row->type == METRIC_COUNTER ? "counter" : "gauge", row->help);
+    if (!row->label) {
+        add_format(out, "spillway_%s ", row->name);
+        add_number(out, values[0], row->is_us);
+        return;
+    }
+    for (int i = 0; i < row->label->n; i++) {
+        add_format(out, "spillway_%s{%s=\"%s\"} ", row->name, row->label->name, row->label->value(i));
+        add_number(out, values[i], row->is_us);
+    }
+}
+
+static void add_histogram(struct text *out, const struct metrics *metrics, enum metric_histogram histogram) {
+    const struct histogram_row *row = &histogram_rows[histogram];
+    uint64_t n = 0;
+
+    add_head(out, row->name, "histogram", row->help);
+    for (int i = 0; i < METRIC_BUCKETS_MAX && row->bounds[i] > 0; i++) {
+        n += metrics->histograms[histogram].buckets[i];
+        add_format(out, "spillway_%s_bucket{le=\"%g\"} %" PRIu64 "\n", row->name, row->bounds[i], n);
+    }
+    add_format(out, "spillway_%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", row->name, metrics->histograms[histogram].n);
+    add_format(out, "spillway_%s_sum %.9g\n", row->name, metrics->histograms[histogram].sum);
+    add_format(out, "spillway_%s_count %" PRIu64 "\n", row->name, metrics->histograms[histogram].n);
+}
+
+/* A label value: backslash, quote and newline are escaped, as the format wants. */
+static void add_label(struct text *out, const char *name, const char *value) {
+    text_add_string(out, name);
+    text_add_string(out, "=\"");
+    for (const char *c = value ? value : ""; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            text_add_string(out, "\\");
+        text_add(out, *c == '\n' ? "\\n" : c, *c == '\n' ? 2 : 1);
+    }
+    text_add_string(out, "\"");
+}
+
+static void add_build(struct text *out, const struct metrics_build *build) {
+    add_head(out, "build_info", "gauge", "What runs; always 1.");
+    text_add_string(out, "spillway_build_info{");
+    add_label(out, "version", build->version);
+    add_label(out, ",backend", build->backend);
+    add_label(out, ",kernel_path", build->kernel_path);
+    add_label(out, ",model", build->model);
+    add_label(out, ",draft", build->draft);
+    text_add_string(out, "} 1\n");
+}
+
+void metrics_write_prometheus(const struct metrics *metrics, const struct metrics_build *build, struct text *out) {
+    add_build(out, build);
+    for (int i = 0; i < METRIC_N; i++)
+        add_metric(out, &rows[i], metrics->values[i]);
+    for (int i = 0; i < METRIC_HISTOGRAM_N; i++)
+        add_histogram(out, metrics, (enum metric_histogram)i);
+}

@@ -1,0 +1,276 @@
+#include "pages.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const enum kv_group PAGE_GROUPS[] = {KV_TARGET_FULL, KV_DRAFT_FULL, KV_DRAFT_SLIDING};
+
+static bool group_exists(const struct seq_pages *p, enum kv_group group) {
+    return p->tables->pages[group] != NULL;
+}
+
+int pages_open(struct seq_pages *p, struct kv_store *store, const struct tables *tables, int slot, int sliding_window) {
+    int r;
+
+    *p = (struct seq_pages){.store = store,
+                            .tables = tables,
+                            .slot = slot,
+                            .sliding_window = sliding_window,
+                            .live = KV_NO_SLOT,
+                            .rolling = KV_NO_SLOT,
+                            .held = KV_NO_SLOT};
+    p->own = calloc((size_t)tables->n_pages_max, 1);
+    if (!p->own)
+        return -ENOMEM;
+    r = kv_lease_init(&p->lease, store, (uint32_t)tables->n_pages_max);
+    if (r != 0) {
+        free(p->own);
+        p->own = NULL;
+    }
+    return r;
+}
+
+void pages_close(struct seq_pages *p) {
+    if (!p->own)
+        return;
+    kv_lease_deinit(&p->lease);
+    free(p->own);
+    p->own = NULL;
+}
+
+/* ---- beginning ------------------------------------------------------------------------------------------------------ */
+
+static void give_state(struct seq_pages *p, uint32_t *slot) {
+    if (*slot != KV_NO_SLOT)
+        kv_store_give(p->store, KV_TARGET_STATE, *slot);
+    *slot = KV_NO_SLOT;
+}
+
+/* The rows of the tables that a hit at b fills. */
+static void use_hit(struct seq_pages *p, int b, struct device_copies *copies) {
+    int n = b / PAGE_TOKENS, valid_from = p->draft_valid_from / PAGE_TOKENS;
+
+    for (size_t g = 0; g < ARRAY_LEN(PAGE_GROUPS); g++) {
+        enum kv_group group = PAGE_GROUPS[g];
+        int32_t *row;
+        int first = 0;
+
+        if (!group_exists(p, group))
+            continue;
+        row = tables_pages(p->tables, group, p->slot);
+        if (group != KV_TARGET_FULL)
+            first = valid_from;
+        if (group == KV_DRAFT_SLIDING) {
+            first = max_int(first, max_int(0, b - p->sliding_window) / PAGE_TOKENS);
+            p->first_sliding = first;
+        }
+        for (int i = 0; i < n; i++)
+            row[i] = i < first ? 0 : (int32_t)kv_lease_slot(&p->lease, group, (uint32_t)i);
+        p->n_pages[group] = n;
+        tables_push_pages(p->tables, copies, group, p->slot, 0, n);
+    }
+}
+
+int pages_begin(struct seq_pages *p, const struct seq_keys *keys, struct device_copies *copies,
+                struct kv_match *ret_match) {
+    struct kv_match match = {0};
+    const void *state;
+    int r;
+
+    r = kv_store_take(p->store, KV_TARGET_STATE, &p->live);
+    if (r == 0)
+        r = kv_store_take(p->store, KV_TARGET_STATE, &p->rolling);
+    if (r != 0) {
+        give_state(p, &p->live);
+        return r;
+    }
+    if (keys->n_pages > 0)
+        kv_store_match(p->store, &p->lease, keys->keys, keys->tokens, (uint32_t)keys->n_pages, &match);
+    p->first_sliding = 0;
+    p->has_draft = true;
+    p->draft_valid_from = (int)match.draft_valid_from;
+    p->n_published = (int)match.n_tokens / PAGE_TOKENS;
+    memset(p->n_pages, 0, sizeof p->n_pages);
+    use_hit(p, (int)match.n_tokens, copies);
+
+    p->tables->live[p->slot] = (int32_t)p->live;
+    p->tables->rolling[p->slot] = (int32_t)p->rolling;
+    tables_push_states(p->tables, copies, p->slot);
+    state = match.n_tokens > 0 ? tables_state(p->tables, match.state_slot) : p->tables->zero_state;
+    device_copies_add(copies, tables_state(p->tables, p->live), state, p->tables->view.target_state.slot_bytes);
+    *ret_match = match;
+    return 0;
+}
+
+void pages_restored(struct seq_pages *p) {
+    kv_lease_drop_state(&p->lease);
+}
+
+/* ---- growing -------------------------------------------------------------------------------------------------------- */
+
+static void give_page(struct seq_pages *p, enum kv_group group, int page) {
+    int32_t *entry = tables_pages(p->tables, group, p->slot) + page;
+
+    if (p->own[page] & 1u << group)
+        kv_store_give(p->store, group, (uint32_t)*entry);
+    else if (*entry != 0 && group == KV_DRAFT_SLIDING)
+        kv_lease_drop_sliding(&p->lease, (uint32_t)page);
+    p->own[page] &= (uint8_t) ~(1u << group);
+    *entry = 0;
+}
+
+/* Pages before the window of position len go, but for those that the held restore point lists. Work on its way starts
+ * at len or later, so none of it reads them. */
+static void trim_sliding(struct seq_pages *p, int len, struct device_copies *copies) {
+    int end = p->held != KV_NO_SLOT ? min_int(len, p->held_tokens) : len;
+    int first = max_int(0, end - p->sliding_window) / PAGE_TOKENS, from = p->first_sliding;
+
+    first = min_int(first, p->n_pages[KV_DRAFT_SLIDING]);
+    for (int i = from; i < first; i++)
+        give_page(p, KV_DRAFT_SLIDING, i);
+    if (first > from) {
+        tables_push_pages(p->tables, copies, KV_DRAFT_SLIDING, p->slot, from, first - from);
+        p->first_sliding = first;
+    }
+}
+
+static int grow_group(struct seq_pages *p, enum kv_group group, int n, struct device_copies *copies) {
+    int32_t *row = tables_pages(p->tables, group, p->slot);
+    int from = p->n_pages[group], r = 0;
+
+    while (p->n_pages[group] < n) {
+        int page = p->n_pages[group];
+        uint32_t slot = 0;
+        bool is_wanted = group == KV_TARGET_FULL || (p->has_draft && page >= p->first_sliding) ||
+                         (p->has_draft && group == KV_DRAFT_FULL);
+
+        if (is_wanted) {
+            r = kv_store_take(p->store, group, &slot);
+            if (r == KV_STORE_E_FULL && group != KV_TARGET_FULL) {
+                p->has_draft = false;
+                slot = 0;
+                r = 0;
+            }
+            if (r != 0)
+                break;
+            if (slot != 0)
+                p->own[page] |= (uint8_t)(1u << group);
+        }
+        row[page] = (int32_t)slot;
+        p->n_pages[group]++;
+    }
+    tables_push_pages(p->tables, copies, group, p->slot, from, p->n_pages[group] - from);
+    return r;
+}
+
+int pages_grow(struct seq_pages *p, int len, int n_tokens, struct device_copies *copies) {
+    int n = (int)div_ceil((uint64_t)n_tokens, PAGE_TOKENS), r;
+
+    assert(n <= p->tables->n_pages_max);
+    r = grow_group(p, KV_TARGET_FULL, n, copies);
+    if (r != 0)
+        return r;
+    if (group_exists(p, KV_DRAFT_FULL))
+        grow_group(p, KV_DRAFT_FULL, n, copies);
+    if (group_exists(p, KV_DRAFT_SLIDING)) {
+        trim_sliding(p, len, copies);
+        grow_group(p, KV_DRAFT_SLIDING, n, copies);
+    }
+    return 0;
+}
+
+/* ---- restore points ------------------------------------------------------------------------------------------------- */
+
+bool pages_hold_rolling(struct seq_pages *p, int n_tokens, struct device_copies *copies) {
+    uint32_t next = p->held;
+
+    if (next == KV_NO_SLOT && kv_store_take(p->store, KV_TARGET_STATE, &next) != 0)
+        return false;
+    p->held = p->rolling;
+    p->held_tokens = n_tokens;
+    p->rolling = next;
+    p->tables->rolling[p->slot] = (int32_t)next;
+    tables_push_states(p->tables, copies, p->slot);
+    return true;
+}
+
+void pages_keep_rolling(struct seq_pages *p, int n_tokens) {
+    give_state(p, &p->held);
+    p->held = p->rolling;
+    p->held_tokens = n_tokens;
+    p->rolling = KV_NO_SLOT;
+}
+
+uint32_t pages_take_state(struct seq_pages *p) {
+    uint32_t slot;
+
+    return kv_store_take(p->store, KV_TARGET_STATE, &slot) == 0 ? slot : KV_NO_SLOT;
+}
+
+void pages_give_state(struct seq_pages *p, uint32_t state_slot) {
+    give_state(p, &state_slot);
+}
+
+/* Sliding pages are findable where a restore point needs them: in its window. */
+static bool publishes(const struct seq_pages *p, enum kv_group group, int page, int n_tokens) {
+    int32_t entry;
+
+    if (!group_exists(p, group) || !(p->own[page] & 1u << group))
+        return false;
+    entry = tables_pages(p->tables, group, p->slot)[page];
+    if (group != KV_TARGET_FULL && page * PAGE_TOKENS < p->draft_valid_from)
+        return false;
+    return entry != 0 && (group != KV_DRAFT_SLIDING || page >= max_int(0, n_tokens - p->sliding_window) / PAGE_TOKENS);
+}
+
+static bool publish_page(struct seq_pages *p, const struct seq_keys *keys, int page, int n_tokens) {
+    uint32_t slots[KV_GROUP_N];
+    bool taken[KV_GROUP_N] = {false};
+
+    for (int g = 0; g < KV_GROUP_N; g++)
+        slots[g] = KV_NO_SLOT;
+    for (size_t g = 0; g < ARRAY_LEN(PAGE_GROUPS); g++)
+        if (publishes(p, PAGE_GROUPS[g], page, n_tokens))
+            slots[PAGE_GROUPS[g]] = (uint32_t)tables_pages(p->tables, PAGE_GROUPS[g], p->slot)[page];
+    if (kv_lease_publish_page(&p->lease, (uint32_t)page, &keys->keys[page], keys->tokens + page * PAGE_TOKENS, slots,
+                              taken) != 0)
+        return false;
+    for (int g = 0; g < KV_GROUP_N; g++)
+        if (taken[g])
+            p->own[page] &= (uint8_t) ~(1u << g);
+    return true;
+}
+
+void pages_publish(struct seq_pages *p, const struct seq_keys *keys, int n_tokens, uint32_t state_slot) {
+    int n = n_tokens / PAGE_TOKENS;
+    bool taken = false;
+
+    assert(n <= keys->n_pages);
+    while (p->n_published < n && publish_page(p, keys, p->n_published, n_tokens))
+        p->n_published++;
+    if (state_slot == KV_NO_SLOT)
+        return;
+    assert(n_tokens % PAGE_TOKENS == 0 && n > 0);
+    if (p->n_published >= n)
+        kv_lease_publish_state(&p->lease, (uint32_t)n, state_slot, &taken);
+    if (!taken)
+        give_state(p, &state_slot);
+}
+
+void pages_end(struct seq_pages *p) {
+    for (size_t g = 0; g < ARRAY_LEN(PAGE_GROUPS); g++) {
+        enum kv_group group = PAGE_GROUPS[g];
+
+        for (int i = 0; i < p->n_pages[group]; i++)
+            if (p->own[i] & 1u << group)
+                give_page(p, group, i);
+        p->n_pages[group] = 0;
+    }
+    give_state(p, &p->live);
+    give_state(p, &p->rolling);
+    give_state(p, &p->held);
+    kv_lease_release(&p->lease);
+    p->n_published = 0;
+}

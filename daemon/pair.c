@@ -1,0 +1,228 @@
+#include "pair.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "fingerprint.h"
+
+enum { STEPS_IN_RING = 8 /* above DEVICE_PLANS_MAX plans of three passes each */ };
+
+static enum dtype dtype_of(int config_dtype, int numeric) {
+    switch ((enum config_dtype)config_dtype) {
+    case CONFIG_DTYPE_F32:
+        return DTYPE_F32;
+    case CONFIG_DTYPE_BF16:
+        return DTYPE_BF16;
+    case CONFIG_DTYPE_FP16:
+        return DTYPE_F16;
+    case CONFIG_DTYPE_E4M3:
+        return DTYPE_E4M3;
+    case CONFIG_DTYPE_AUTO:
+        break;
+    }
+    return numeric == CONFIG_NUMERIC_REFERENCE ? DTYPE_F32 : DTYPE_BF16;
+}
+
+static struct model_options options_of(const struct config *config) {
+    return (struct model_options){
+        .target_folder = config->model.path,
+        .draft_folder = config->draft.path[0] ? config->draft.path : NULL,
+        .dummy = config->model.load_format == CONFIG_LOAD_DUMMY,
+        .draft_causal = config->draft.causal == CONFIG_CAUSAL_YES  ? DRAFT_CAUSAL_YES
+                        : config->draft.causal == CONFIG_CAUSAL_NO ? DRAFT_CAUSAL_NO
+                                                                   : DRAFT_CAUSAL_AUTO,
+        .block_size = config->draft.block_size,
+        .kv_dtype = dtype_of(config->kv.dtype, config->model.numeric),
+        .draft_dtype = dtype_of(config->kv.draft_dtype, config->model.numeric),
+        .n_rows_max = max_int(config->sched.max_batch_tokens, config->sched.prefill_chunk),
+        .n_steps_max = STEPS_IN_RING,
+    };
+}
+
+/* auto takes the GPU if this build knows it and one is there; a GPU that was asked for is never replaced in silence. */
+static int open_device(const struct config *config, const struct backend **ret_backend, struct device **ret_device,
+                       struct report *report) {
+    struct backend_options options = {.numeric = config->model.numeric == CONFIG_NUMERIC_BF16        ? NUMERIC_BF16
+                                                 : config->model.numeric == CONFIG_NUMERIC_REFERENCE ? NUMERIC_REFERENCE
+                                                                                                     : NUMERIC_FAST,
+                                      .n_threads = config->model.threads};
+    const char *name = config->model.backend == CONFIG_BACKEND_CPU ? "cpu" : "cuda";
+    int r = -ENODEV;
+
+    *ret_backend = backend_find(name);
+    if (*ret_backend)
+        r = (*ret_backend)->open(&options, ret_device);
+    if (r == -ENODEV && config->model.backend == CONFIG_BACKEND_AUTO) {
+        *ret_backend = backend_find("cpu");
+        r = (*ret_backend)->open(&options, ret_device);
+    }
+    if (r == -ENODEV)
+        return report_error(report, r, "model.backend: cuda was asked for, and %s", "this build or machine has no GPU");
+    if (r != 0)
+        return report_error(report, r, "model.backend: the device cannot be opened: %s", strerror(-r));
+    return 0;
+}
+
+static int make_plan(const struct config *config, const struct model_info *info, struct memplan *ret_plan,
+                     struct report *report) {
+    struct memplan_model model = memplan_model_of(info);
+    struct memplan_limits limits = memplan_limits_of(config);
+
+    return memplan_make(&model, &limits, ret_plan, report);
+}
+
+int pair_plan(const struct config *config, struct memplan *ret_plan, struct report *report) {
+    struct model_options options = options_of(config);
+    const struct backend *backend;
+    struct device *device;
+    struct model_info info;
+    int r = open_device(config, &backend, &device, report);
+
+    if (r != 0)
+        return r;
+    r = model_inspect(&options, backend->caps(device), &info, report);
+    if (r == 0)
+        r = make_plan(config, &info, ret_plan, report);
+    backend->close(device);
+    return r;
+}
+
+/* ---- loading -------------------------------------------------------------------------------------------------------- */
+
+static void report_progress(struct pair_progress *progress, int percent, const char *what) {
+    __atomic_store_n(&progress->what, what, __ATOMIC_RELEASE);
+    __atomic_store_n(&progress->percent, percent, __ATOMIC_RELEASE);
+}
+
+static int open_tokenizer(struct pair *pair, const struct config *config, struct report *report) {
+    char path[4096];
+    int r;
+
+    snprintf(path, sizeof path, "%s/tokenizer.json", config->model.path);
+    r = tokenizer_open(path, &pair->tokenizer, report);
+    if (r == 0)
+        output_find_marks(pair->tokenizer, pair->marks);
+    return r;
+}
+
+static int open_model(struct pair *pair, struct model_options *options, struct report *report) {
+    int r;
+
+    options->n_slots = options->n_segs_max = options->n_outs_max = pair->plan.max_seqs;
+    options->n_valid = tokenizer_n_ids(pair->tokenizer);
+    r = model_open(pair->backend, pair->device, options, &pair->model, report);
+    if (r != 0)
+        return r;
+    pair->info = model_info(pair->model);
+    pair->default_thinking = prompt_default_thinking(&pair->info->target);
+    r = prompt_rules_init(&pair->rules, pair->tokenizer, pair->info->n_valid);
+    return r == 0 ? 0 : report_error(report, r, "%s: out of memory", options->target_folder);
+}
+
+static int open_store(struct pair *pair, const struct model_options *options, struct report *report) {
+    const struct memplan *plan = &pair->plan;
+    struct kv_store_options store = {.backend = pair->backend,
+                                     .device = pair->device,
+                                     .sliding_window_tokens = (uint32_t)plan->model.window,
+                                     .n_records_max = (uint32_t)plan->n_slots[KV_TARGET_FULL]};
+    int r;
+
+    r = fingerprint_read(options, pair->backend->name, pair->backend->caps(pair->device), store.fingerprint, report);
+    if (r != 0)
+        return r;
+    for (int i = 0; i < KV_KEY_BYTES; i++)
+        snprintf(pair->fingerprint + 2 * i, 3, "%02x", store.fingerprint[i]);
+    pair->fingerprint[2 * 16] = '\0'; /* the digest has 128 bits */
+    if (getrandom(store.secret, sizeof store.secret, 0) != (ssize_t)sizeof store.secret)
+        return report_error(report, -EIO, "the kernel gives no random bytes: %s", strerror(errno));
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        store.group[g].slot_bytes = plan->model.slot_bytes[g];
+        store.group[g].n_slots = (uint32_t)plan->n_slots[g];
+    }
+    r = kv_store_open(&store, &pair->store);
+    return r == 0 ? 0
+                  : report_error(report, r, "kv.device_bytes: the pools cannot be reserved: %s; --plan prints them",
+                                 strerror(-r));
+}
+
+static int open_engine(struct pair *pair, const struct config *config, uint64_t (*now_us)(void),
+                       struct report *report) {
+    struct engine_options options = {.backend = pair->backend,
+                                     .device = pair->device,
+                                     .model = pair->model,
+                                     .store = pair->store,
+                                     .n_places = pair->plan.max_seqs,
+                                     .n_seqs_max = 2 * pair->plan.max_seqs + 65536, /* sched.queue_max may change */
+                                     .n_context = pair->plan.max_context,
+                                     .chunk_rows = config->sched.prefill_chunk,
+                                     .batch_rows = config->sched.max_batch_tokens,
+                                     .draft_min_accept = config->draft.fallback ? -1 : 0,
+                                     .now_us = now_us};
+
+    return engine_open(&options, &pair->engine, report);
+}
+
+static char *last_name(const char *path) {
+    size_t n = strlen(path), begin;
+
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    for (begin = n; begin > 0 && path[begin - 1] != '/'; begin--)
+        ;
+    return strndup(path + begin, n - begin);
+}
+
+int pair_open(const struct config *config, uint64_t (*now_us)(void), struct pair_progress *progress,
+              struct pair *ret_pair, struct report *report) {
+    struct model_options options = options_of(config);
+    struct pair pair = {0};
+    struct model_info info;
+    int r;
+
+    report_progress(progress, 0, "opening the device");
+    r = open_device(config, &pair.backend, &pair.device, report);
+    if (r == 0)
+        r = model_inspect(&options, pair.backend->caps(pair.device), &info, report);
+    if (r == 0)
+        r = make_plan(config, &info, &pair.plan, report);
+    report_progress(progress, 5, "reading the tokenizer");
+    if (r == 0)
+        r = open_tokenizer(&pair, config, report);
+    report_progress(progress, 15, "loading weights");
+    if (r == 0)
+        r = open_model(&pair, &options, report);
+    report_progress(progress, 70, "reserving the cache");
+    if (r == 0)
+        r = open_store(&pair, &options, report);
+    report_progress(progress, 85, "warming up");
+    if (r == 0)
+        r = open_engine(&pair, config, now_us, report);
+    if (r == 0) {
+        pair.name = last_name(config->model.path);
+        pair.draft_name = last_name(config->draft.path);
+        if (!pair.name || !pair.draft_name)
+            r = report_error(report, -ENOMEM, "out of memory");
+    }
+    if (r != 0) {
+        pair_close(&pair);
+        return r;
+    }
+    report_progress(progress, 100, "ready");
+    *ret_pair = pair;
+    return 0;
+}
+
+void pair_close(struct pair *pair) {
+    engine_close(pair->engine);
+    kv_store_close(pair->store);
+    prompt_rules_deinit(&pair->rules);
+    model_close(pair->model);
+    tokenizer_free(pair->tokenizer);
+    if (pair->device)
+        pair->backend->close(pair->device);
+    free(pair->name);
+    free(pair->draft_name);
+    *pair = (struct pair){0};
+}

@@ -1,0 +1,38 @@
+/* pair: what is loaded: device, model and drafter, tokenizer, store and engine, made from a configuration in the order in
+ * which they need each other. Loading blocks and runs on a worker thread; what comes out belongs to the loop. */
+#pragma once
+#include "config.h"
+#include "engine.h"
+#include "memplan.h"
+#include "output.h"
+#include "prompt.h"
+
+struct pair {
+    const struct backend *backend;
+    struct device *device;
+    struct model *model;
+    const struct model_info *info;
+    struct tokenizer *tokenizer;
+    struct prompt_rules rules;
+    int32_t marks[CHAT_N_MARKS];
+    struct memplan plan;
+    struct kv_store *store;
+    struct engine *engine;
+    bool default_thinking;
+    char *name, *draft_name;                /* of the folders */
+    char fingerprint[2 * KV_KEY_BYTES + 1]; /* hex */
+};
+
+/* How far loading is; written by the worker, read by anybody. */
+struct pair_progress {
+    int percent;      /* atomic */
+    const char *what; /* atomic: a literal */
+};
+
+/* 0, or a negative errno with a line: nothing is kept. */
+int pair_open(const struct config *config, uint64_t (*now_us)(void), struct pair_progress *progress,
+              struct pair *ret_pair, struct report *report);
+void pair_close(struct pair *pair);
+
+/* The memory plan of a configuration, from the config.json files alone. */
+int pair_plan(const struct config *config, struct memplan *ret_plan, struct report *report);

@@ -1,0 +1,42 @@
+/* plan: what one turn of the scheduler sends to the device: given rows (prompts, and replays after a preemption), then a
+ * cycle of the seqs that decode. Holds the pinned memory of its inputs, which stays as it is until the plan is done, and
+ * notes whose rows they are. Two plans exist and take turns. */
+#pragma once
+#include "tables.h"
+#include "seq.h"
+
+struct plan_part { /* given rows of one seq */
+    struct seq *seq;
+    int n_rows;
+    uint32_t state_slot; /* a copy of the state after these rows, or KV_NO_SLOT */
+};
+
+struct plan {
+    uint64_t id; /* 1, 2, ... in the order of submission */
+    uint64_t submitted_us;
+    struct device_work work;
+    struct plan_part *prefill, *replay; /* [n_segs_max], in batch order */
+    int n_prefill, n_replay;
+    struct seq **cycle; /* [n_segs_max] */
+    int n_cycle;
+
+    struct model_batch prefill_input, replay_input;
+    int32_t *cycle_list;
+    int32_t *words; /* single values for device fields */
+    int n_words, n_words_max;
+    struct devmem mem;
+};
+
+int plan_open(struct plan *plan, const struct backend *backend, struct device *device, struct model *model,
+              int n_segs_max, int n_rows_max);
+void plan_close(struct plan *plan, struct model *model);
+
+void plan_clear(struct plan *plan);
+bool plan_is_empty(const struct plan *plan); /* nothing to run and nothing to copy */
+
+/* n rows of the seq's tokens from position pos on; with_sample: the last one yields a token. */
+void plan_add_prefill(struct plan *plan, struct seq *seq, int pos, int n_rows, bool with_sample);
+void plan_add_replay(struct plan *plan, struct seq *seq, int pos, int n_rows);
+void plan_add_cycle(struct plan *plan, struct seq *seq);
+/* The device's field becomes value before any row of this plan is looked at. */
+void plan_set(struct plan *plan, int32_t *device_field, int32_t value);

@@ -1,0 +1,412 @@
+#include "process.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "conn.h"
+#include "gen.h"
+#include "server.h"
+#include "watch.h"
+
+enum {
+    TICK_MS = 100,          /* while something runs: heartbeats, deadlines, the end of draining */
+    LOADING_TICK_MS = 1000, /* while loading: the service manager hears that it goes on */
+    EXTEND_US = 60 * 1000 * 1000,
+    INPUT_BYTES_MAX = 256 << 20,
+    OUTPUT_BYTES_MAX = 256 << 20, /* of one connection; one response may be large */
+    MESSAGE_TIMEOUT_MS = 60 * 1000,
+    LINGER_MS = 2000,
+    MESSAGE_BYTES_MAX = 256 << 20,
+};
+
+struct process {
+    struct service service;
+    const struct config_source *source;
+    struct notify notify;
+    uv_loop_t loop;
+    uv_timer_t tick, watchdog;
+    uv_prepare_t turn;
+    uv_signal_t signals[3];
+    uv_work_t load;
+    struct report load_report;
+    int load_result;
+    struct watch *engine_watch;
+    uint64_t drain_until_us;
+    bool is_loading, is_closing;
+    int status; /* to exit with */
+};
+
+static struct process *process_of(struct service *service) {
+    return container_of(service, struct process, service);
+}
+
+/* ---- the end -------------------------------------------------------------------------------------------------------- */
+
+static void on_server_closed(void *user) {
+    struct process *p = user;
+
+    p->service.server = NULL;
+    if (p->is_loading) { /* loading does not stop half way, and nobody waits for it */
+        log_line(&p->service.log, LOG_INFO, "stop", "status=%d", p->status);
+        _exit(p->status);
+    }
+    watch_stop(p->engine_watch);
+    uv_close((uv_handle_t *)&p->tick, NULL);
+    uv_close((uv_handle_t *)&p->watchdog, NULL);
+    uv_close((uv_handle_t *)&p->turn, NULL);
+    for (size_t i = 0; i < ARRAY_LEN(p->signals); i++)
+        uv_close((uv_handle_t *)&p->signals[i], NULL);
+}
+
+/* Everything is answered, or will not be. */
+static void close_all(struct process *p) {
+    if (p->is_closing)
+        return;
+    p->is_closing = true;
+    server_close(p->service.server, on_server_closed, p);
+}
+
+static void step_drain(struct process *p) {
+    struct service *service = &p->service;
+
+    if (service->phase != SERVICE_DRAINING || p->is_closing)
+        return;
+    if (service_now_us() >= p->drain_until_us)
+        gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
+    if (gens_count(service->gens) == 0)
+        close_all(p);
+}
+
+static void start_ticking(struct process *p);
+
+static void drain(struct service *service) {
+    struct process *p = process_of(service);
+
+    if (p->is_closing || service->phase == SERVICE_DRAINING)
+        return;
+    notify_stopping(&p->notify);
+    log_line(&service->log, LOG_INFO, "drain.begin", "running=%d", service->gens ? gens_count(service->gens) : 0);
+    if (service->phase == SERVICE_LOADING) { /* nobody was promised anything, and loading does not stop half way */
+        close_all(p);
+        return;
+    }
+    service->phase = SERVICE_DRAINING;
+    p->drain_until_us = service_now_us() + (uint64_t)service->config.server.drain_timeout_ms * 1000;
+    notify_status(&p->notify, "draining: %d requests run", gens_count(service->gens));
+    server_stop_accepting(service->server);
+    start_ticking(p);
+}
+
+static void lose_device(struct process *p, int error) {
+    log_line(&p->service.log, LOG_ERROR, "device.lost", "error=%s", strerror(error < 0 ? -error : error));
+    p->status = PROCESS_EXIT_FAILED;
+    p->service.phase = SERVICE_DRAINING;
+    p->drain_until_us = service_now_us();
+    step_drain(p);
+}
+
+/* ---- turns and ticks ------------------------------------------------------------------------------------------------ */
+
+static void check_device(struct process *p) {
+    const struct pair *pair = &p->service.pair;
+    struct engine_view view;
+    int r;
+
+    if (p->is_closing)
+        return;
+    engine_look(pair->engine, &view);
+    r = view.error != 0 ? view.error : pair->backend->status(pair->device);
+    if (r != 0)
+        lose_device(p, r);
+}
+
+static void on_tick(uv_timer_t *timer) {
+    struct process *p = timer->data;
+    struct service *service = &p->service;
+
+    if (service->phase == SERVICE_LOADING) {
+        int percent = __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE);
+        const char *what = __atomic_load_n(&service->progress.what, __ATOMIC_ACQUIRE);
+
+        notify_extend(&p->notify, EXTEND_US);
+        notify_status(&p->notify, "loading: %s, %d %%", what ? what : "starting", percent);
+        return;
+    }
+    gens_tick(service->gens);
+    check_device(p);
+    step_drain(p);
+    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0)
+        uv_timer_stop(&p->tick); /* a process that does nothing uses no CPU */
+}
+
+static void start_ticking(struct process *p) {
+    if (!uv_is_active((uv_handle_t *)&p->tick))
+        uv_timer_start(&p->tick, on_tick, TICK_MS, TICK_MS);
+}
+
+/* The manager restarts us when this stops coming: so it is sent only while work moves. */
+static void on_watchdog(uv_timer_t *timer) {
+    struct process *p = timer->data;
+
+    if (service_is_progressing(&p->service))
+        notify_watchdog(&p->notify);
+}
+
+/* Just before the loop sleeps: all events of this turn are in. */
+static void on_turn(uv_prepare_t *prepare) {
+    struct process *p = prepare->data;
+    struct service *service = &p->service;
+
+    if (service->phase == SERVICE_LOADING || p->is_closing)
+        return;
+    engine_turn(service->pair.engine);
+    if (gens_count(service->gens) > 0)
+        start_ticking(p);
+    step_drain(p);
+}
+
+static void on_engine(void *user) {
+    struct process *p = user;
+
+    engine_dispatch(p->service.pair.engine);
+}
+
+/* ---- loading -------------------------------------------------------------------------------------------------------- */
+
+static void on_load(uv_work_t *work) {
+    struct process *p = work->data;
+
+    p->load_result =
+        pair_open(&p->service.config, service_now_us, &p->service.progress, &p->service.pair, &p->load_report);
+}
+
+static int begin_serving(struct process *p) {
+    struct service *service = &p->service;
+    struct sessions_options options = {.store = service->pair.store,
+                                       .n_context = service->pair.plan.max_context,
+                                       .has_shared_prefixes = service->config.kv.shared_prefixes,
+                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2};
+    int r = sessions_open(&options, &service->sessions);
+
+    if (r == 0)
+        r = watch_start(&p->loop, engine_fd(service->pair.engine), on_engine, p, &p->engine_watch);
+    return r;
+}
+
+static void log_loaded(struct process *p) {
+    struct service *service = &p->service;
+    const struct pair *pair = &service->pair;
+
+    if (pair->plan.notice[0])
+        log_line(&service->log, LOG_WARN, "plan.notice", "notice=%s", pair->plan.notice);
+    if (pair->info->warning[0])
+        log_line(&service->log, LOG_WARN, "model.warning", "warning=%s", pair->info->warning);
+    log_line(&service->log, LOG_INFO, "ready",
+             "model=%s draft=%s backend=%s path=%s context=%d places=%d pages=%d restore_points=%d ms=%llu", pair->name,
+             pair->draft_name, pair->backend->name, pair->backend->caps(pair->device)->kernel_path,
+             pair->plan.max_context, pair->plan.max_seqs, pair->plan.n_slots[KV_TARGET_FULL] - 1,
+             pair->plan.n_restore_points, (unsigned long long)(service_now_us() - service->started_us) / 1000);
+}
+
+static void on_loaded(uv_work_t *work, int status) {
+    struct process *p = work->data;
+    struct service *service = &p->service;
+
+    (void)status;
+    p->is_loading = false;
+    if (p->load_result == 0 && !p->is_closing) {
+        p->load_result = begin_serving(p);
+        if (p->load_result != 0)
+            report_line(&p->load_report, "the loop cannot be set up: %s", strerror(-p->load_result));
+    }
+    if (p->load_result != 0) {
+        log_line(&service->log, LOG_ERROR, "load.failed", "reason=%s", p->load_report.line);
+        notify_status(&p->notify, "cannot load: %s", p->load_report.line);
+        p->status = PROCESS_EXIT_MODEL;
+        close_all(p);
+        return;
+    }
+    if (p->is_closing)
+        return;
+    service->phase = SERVICE_SERVING;
+    server_set_ready(service->server, true);
+    log_loaded(p);
+    notify_ready(&p->notify);
+    notify_status(&p->notify, "serving %s", service->pair.name);
+    uv_timer_stop(&p->tick);
+}
+
+/* ---- clients -------------------------------------------------------------------------------------------------------- */
+
+static void on_request(void *user, struct conn *conn, struct request *request) {
+    service_request(user, conn, request);
+}
+
+static void on_slow(void *user, struct conn *conn) {
+    struct service *service = user;
+
+    if (service->phase != SERVICE_LOADING)
+        gens_conn_slow(service->gens, conn);
+}
+
+static void on_drained(void *user, struct conn *conn) {
+    struct service *service = user;
+
+    gens_conn_congested(service->gens, conn, false);
+}
+
+static void on_close(void *user, struct conn *conn) {
+    struct service *service = user;
+
+    gens_conn_closed(service->gens, conn);
+}
+
+static int open_server(struct process *p, int listen_fd, struct report *report) {
+    const struct config *c = &p->service.config;
+    struct server_options options = {.path = c->server.socket,
+                                     .mode = (unsigned)c->server.socket_mode,
+                                     .listen_fd = listen_fd,
+                                     .backlog = c->server.backlog,
+                                     .conns_max = (uint32_t)c->limits.connections,
+                                     .limits = {.frame_bytes = c->limits.frame_bytes,
+                                                .input_bytes_max = INPUT_BYTES_MAX,
+                                                .output_low_bytes = c->server.output_low,
+                                                .output_high_bytes = c->server.output_high,
+                                                .output_bytes_max = OUTPUT_BYTES_MAX,
+                                                .requests_max = (uint32_t)c->limits.requests,
+                                                .slow_timeout_ms = c->server.slow_timeout_ms,
+                                                .message_timeout_ms = MESSAGE_TIMEOUT_MS,
+                                                .linger_ms = LINGER_MS},
+                                     .callbacks = {.user = &p->service,
+                                                   .on_request = on_request,
+                                                   .on_slow = on_slow,
+                                                   .on_drained = on_drained,
+                                                   .on_close = on_close}};
+
+    return server_open(&p->loop, &options, &p->service.server, report);
+}
+
+/* ---- signals -------------------------------------------------------------------------------------------------------- */
+
+static int reload(struct service *service, struct config_change *ret_changes, int *ret_n, struct report *report) {
+    struct process *p = process_of(service);
+    struct config fresh;
+    int r = config_load(p->source, &fresh, report);
+
+    if (r != 0) {
+        log_line(&service->log, LOG_ERROR, "reload.refused", "reason=%s", report->line);
+        return r;
+    }
+    *ret_n = config_diff(&service->config, &fresh, ret_changes);
+    config_adopt(&service->config, &fresh);
+    config_free(&fresh);
+    log_set_level(&service->log, (enum log_level)service->config.log.level);
+    log_line(&service->log, LOG_INFO, "reload.done", "changed=%d", *ret_n);
+    return 0;
+}
+
+static void on_signal(uv_signal_t *handle, int signal) {
+    struct process *p = handle->data;
+    struct service *service = &p->service;
+    struct config_change changes[CONFIG_KEYS_MAX];
+    struct report report;
+    int n;
+
+    if (signal == SIGHUP) {
+        notify_reloading(&p->notify, (int64_t)service_now_us());
+        reload(service, changes, &n, &report);
+        if (service->phase == SERVICE_SERVING)
+            notify_ready(&p->notify);
+    } else if (p->is_closing || service->phase == SERVICE_DRAINING) {
+        log_line(&service->log, LOG_WARN, "exit.now", "signal=%d running=%d", signal, gens_count(service->gens));
+        if (service->server)
+            server_stop_accepting(service->server); /* removes the socket */
+        _exit(PROCESS_EXIT_FAILED);
+    } else {
+        drain(service);
+    }
+}
+
+/* ---- wiring --------------------------------------------------------------------------------------------------------- */
+
+static int find_listen_fd(const struct process_env *env, int *ret_fd) {
+    struct notify_listen listen[NOTIFY_LISTEN_MAX];
+    int n = notify_listen_fds(&env->notify, getpid(), listen);
+
+    *ret_fd = n > 0 ? listen[0].fd : -1;
+    return n > 1 ? -E2BIG : n < 0 ? n : 0;
+}
+
+static void open_handles(struct process *p) {
+    static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP};
+
+    uv_timer_init(&p->loop, &p->tick);
+    uv_timer_init(&p->loop, &p->watchdog);
+    uv_prepare_init(&p->loop, &p->turn);
+    p->tick.data = p->watchdog.data = p->turn.data = p->load.data = p;
+    uv_prepare_start(&p->turn, on_turn);
+    uv_timer_start(&p->tick, on_tick, 0, LOADING_TICK_MS);
+    if (p->notify.watchdog_us > 0)
+        uv_timer_start(&p->watchdog, on_watchdog, 0, (uint64_t)p->notify.watchdog_us / 2000);
+    for (size_t i = 0; i < ARRAY_LEN(SIGNALS); i++) {
+        uv_signal_init(&p->loop, &p->signals[i]);
+        p->signals[i].data = p;
+        uv_signal_start(&p->signals[i], on_signal, SIGNALS[i]);
+    }
+}
+
+static int fail(struct process *p, const char *event, const char *reason, int status) {
+    log_line(&p->service.log, LOG_ERROR, event, "reason=%s", reason);
+    return status;
+}
+
+static void close_service(struct service *service) {
+    gens_close(service->gens);
+    engine_close(service->pair.engine); /* before the sessions and the store it has leases on */
+    service->pair.engine = NULL;
+    sessions_close(service->sessions);
+    pair_close(&service->pair);
+    wire_out_deinit(&service->out);
+    config_free(&service->config);
+}
+
+int process_run(struct config *config, const struct config_source *source, const struct process_env *env) {
+    struct process process = {.source = source, .service = {.config = *config, .started_us = service_now_us()}};
+    struct process *p = &process;
+    struct service *service = &p->service;
+    struct report report;
+    int listen_fd, r;
+
+    log_init(&service->log, STDERR_FILENO, (enum log_level)config->log.level,
+             log_is_journal(STDERR_FILENO, env->journal_stream), NULL);
+    metrics_init(&service->metrics);
+    wire_out_init(&service->out, MESSAGE_BYTES_MAX);
+    service->loop = &p->loop;
+    service->drain = drain;
+    service->reload = reload;
+    if (find_listen_fd(env, &listen_fd) != 0)
+        return fail(p, "start.failed", "the service manager must hand over one socket, or none", PROCESS_EXIT_CONFIG);
+    r = notify_open(&p->notify, &env->notify, getpid());
+    if (r != 0)
+        return fail(p, "start.failed", "the service manager's variables make no sense", PROCESS_EXIT_CONFIG);
+    if (uv_loop_init(&p->loop) != 0 || gens_open(service, &service->gens) != 0)
+        return fail(p, "start.failed", "out of memory or descriptors", PROCESS_EXIT_FAILED);
+    r = open_server(p, listen_fd, &report);
+    if (r != 0)
+        return fail(p, "start.failed", r > 0 ? report.line : strerror(-r), PROCESS_EXIT_FAILED);
+    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
+             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
+    open_handles(p);
+    p->is_loading = true;
+    uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
+    uv_run(&p->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&p->loop);
+    log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
+    close_service(service);
+    notify_close(&p->notify);
+    return p->status;
+}

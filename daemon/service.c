@@ -1,0 +1,98 @@
+#include "service.h"
+
+#include <sys/resource.h>
+#include <time.h>
+
+#include "gen.h"
+#include "server.h"
+
+enum { STUCK_US = 60 * 1000 * 1000 /* no plan takes so long on any device that is of use */ };
+
+uint64_t service_now_us(void) {
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+bool service_is_progressing(const struct service *service) {
+    struct engine_view view;
+
+    if (service->phase == SERVICE_LOADING)
+        return true;
+    engine_look(service->pair.engine, &view);
+    return view.error == 0 && (view.oldest_plan_us == 0 || service_now_us() - view.oldest_plan_us < STUCK_US);
+}
+
+static void update_server(struct service *service) {
+    struct metrics *m = &service->metrics;
+    struct server_stats s;
+
+    server_read_stats(service->server, &s);
+    metrics_set(m, METRIC_CONNECTIONS, 0, s.n_conns);
+    metrics_set(m, METRIC_CONNECTIONS_ACCEPTED, 0, (int64_t)s.n_accepted);
+    metrics_set(m, METRIC_CONNECTIONS_REJECTED, 0, (int64_t)s.n_rejected);
+    metrics_set(m, METRIC_BAD_FRAMES, 0, (int64_t)s.n_bad_frames);
+    metrics_set(m, METRIC_SLOW_CLIENTS, 0, (int64_t)s.n_slow_closes);
+    metrics_set(m, METRIC_READ_BYTES, 0, (int64_t)s.in_bytes);
+    metrics_set(m, METRIC_WRITTEN_BYTES, 0, (int64_t)s.out_bytes);
+}
+
+static void update_engine(struct service *service) {
+    const struct config *config = &service->config;
+    struct metrics *m = &service->metrics;
+    struct engine_view v;
+
+    engine_look(service->pair.engine, &v);
+    metrics_set(m, METRIC_PREFILL_TOKENS, 0, (int64_t)v.n_prefill_rows);
+    metrics_set(m, METRIC_STEPS, METRIC_PART_PREFILL, (int64_t)v.n_prefills);
+    metrics_set(m, METRIC_STEPS, METRIC_PART_CYCLE, (int64_t)v.n_cycles);
+    metrics_set(m, METRIC_PLAN_ROWS, METRIC_PART_PREFILL, (int64_t)v.n_prefill_rows);
+    metrics_set(m, METRIC_PLAN_ROWS, METRIC_PART_CYCLE, (int64_t)v.n_cycle_seqs);
+    metrics_set(m, METRIC_PLAN_ROOM, METRIC_PART_PREFILL, (int64_t)v.n_prefills * config->sched.prefill_chunk);
+    metrics_set(m, METRIC_PLAN_ROOM, METRIC_PART_CYCLE, (int64_t)v.n_cycles * v.n_places);
+    metrics_set(m, METRIC_PREEMPTIONS, 0, (int64_t)v.n_preemptions);
+    metrics_set(m, METRIC_QUEUED, 0, v.n_waiting);
+    metrics_set(m, METRIC_RUNNING, 0, v.n_running);
+    metrics_set(m, METRIC_PREEMPTED, 0, v.n_leaving);
+}
+
+static void update_store(struct service *service) {
+    const struct memplan *plan = &service->pair.plan;
+    struct metrics *m = &service->metrics;
+    struct kv_store_stats s;
+
+    kv_store_stats(service->pair.store, &s);
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        const struct kv_group_stats *group = &s.group[g];
+
+        metrics_set(m, METRIC_POOL_SLOTS, g, group->n_slots);
+        metrics_set(m, METRIC_POOL_FREE, g, group->n_free);
+        metrics_set(m, METRIC_POOL_INDEXED, g, group->n_indexed);
+        metrics_set(m, METRIC_POOL_PINNED, g, group->n_pinned);
+        metrics_set(m, METRIC_POOL_BYTES, g, (int64_t)(plan->model.slot_bytes[g] * group->n_slots));
+        metrics_set(m, METRIC_EVICTIONS, g, (int64_t)group->n_evicted);
+    }
+    metrics_set(m, METRIC_RESTORE_POINTS, 0, s.group[KV_TARGET_STATE].n_indexed);
+    metrics_set(m, METRIC_LOOKUPS, METRIC_LOOKUP_HIT, (int64_t)s.n_hits);
+    metrics_set(m, METRIC_LOOKUPS, METRIC_LOOKUP_MISS, (int64_t)(s.n_matches - s.n_hits));
+}
+
+void service_update_metrics(struct service *service) {
+    struct metrics *m = &service->metrics;
+    struct rusage usage;
+
+    update_server(service);
+    if (service->phase != SERVICE_LOADING) {
+        update_engine(service);
+        update_store(service);
+        metrics_set(m, METRIC_SESSIONS, 0, sessions_count(service->sessions));
+    }
+    if (getrusage(RUSAGE_THREAD, &usage) == 0)
+        metrics_set(m, METRIC_LOOP_CPU_US, 0,
+                    (int64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000 + usage.ru_utime.tv_usec +
+                        usage.ru_stime.tv_usec);
+    metrics_set(m, METRIC_LOG_DROPPED, 0, (int64_t)service->log.n_lost);
+    metrics_set(m, METRIC_UPTIME_US, 0, (int64_t)(service_now_us() - service->started_us));
+    metrics_set(m, METRIC_READY, 0, service->phase == SERVICE_SERVING);
+}

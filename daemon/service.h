@@ -1,0 +1,44 @@
+/* service: what the handlers of requests share. Wired by main.c; each part's own header says what it is. */
+#pragma once
+#include "config.h"
+#include "log.h"
+#include "metrics.h"
+#include "pair.h"
+#include "sessions.h"
+#include "wire.h"
+
+struct conn;
+struct request;
+struct server;
+struct uv_loop_s;
+
+enum service_phase { SERVICE_LOADING, SERVICE_SERVING, SERVICE_DRAINING };
+
+struct service {
+    struct uv_loop_s *loop;
+    struct config config;
+    struct log log;
+    struct metrics metrics;
+    struct server *server;
+    enum service_phase phase;
+    struct pair_progress progress;
+    struct pair pair;          /* from SERVING on */
+    struct sessions *sessions; /* from SERVING on */
+    struct gens *gens;
+    struct wire_out out; /* of the message at hand */
+    uint64_t started_us;
+    void (*drain)(struct service *service); /* as SIGTERM */
+    int (*reload)(struct service *service, struct config_change *ret_changes, int *ret_n,
+                  struct report *report); /* as SIGHUP; room for CONFIG_KEYS_MAX */
+};
+
+uint64_t service_now_us(void); /* monotonic */
+
+/* Work is done, or there is none. */
+bool service_is_progressing(const struct service *service);
+
+/* Brings gauges and totals that others keep up to date. */
+void service_update_metrics(struct service *service);
+
+/* Answers or begins one request of a conn; takes the request over. */
+void service_request(struct service *service, struct conn *conn, struct request *request);

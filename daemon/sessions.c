@@ -1,0 +1,196 @@
+#include "sessions.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct sessions {
+    struct sessions_options options;
+    struct session *first;
+    int n;
+    struct kv_hasher *hasher;
+    uint32_t n_pinned; /* pages */
+};
+
+int sessions_open(const struct sessions_options *options, struct sessions **ret_sessions) {
+    struct sessions *s = calloc(1, sizeof *s);
+    int r;
+
+    if (!s)
+        return -ENOMEM;
+    s->options = *options;
+    r = kv_hasher_new(&s->hasher);
+    if (r != 0) {
+        free(s);
+        return r;
+    }
+    *ret_sessions = s;
+    return 0;
+}
+
+void sessions_close(struct sessions *s) {
+    if (!s)
+        return;
+    while (s->first)
+        sessions_drop(s, s->first);
+    kv_hasher_free(s->hasher);
+    free(s);
+}
+
+struct session *sessions_find(const struct sessions *s, uid_t uid, struct span name) {
+    for (struct session *session = s->first; session; session = session->next)
+        if (session->uid == uid && span_is(name, session->name))
+            return session;
+    return NULL;
+}
+
+struct session *sessions_first(const struct sessions *s) {
+    return s->first;
+}
+
+int sessions_count(const struct sessions *s) {
+    return s->n;
+}
+
+int sessions_root(const struct sessions *s, uid_t uid, struct kv_key *ret_root) {
+    /* (uid_t)-1 is no user: chown and setuid take it for "leave as it is". */
+    return kv_store_root(s->options.store, s->options.has_shared_prefixes ? (uid_t)-1 : uid, ret_root);
+}
+
+static int count_of(const struct sessions *s, uid_t uid) {
+    int n = 0;
+
+    for (const struct session *session = s->first; session; session = session->next)
+        n += session->uid == uid;
+    return n;
+}
+
+static void session_free(struct session *session) {
+    kv_lease_deinit(&session->pin);
+    free(session->tokens);
+    free(session->keys);
+    free(session->name);
+    free(session);
+}
+
+int sessions_make(struct sessions *s, uid_t uid, struct span name, int n_max, struct session **ret_session) {
+    struct session *session = sessions_find(s, uid, name);
+    int r;
+
+    if (session) {
+        *ret_session = session;
+        return 0;
+    }
+    if (count_of(s, uid) >= n_max)
+        return SESSIONS_E_QUOTA;
+    session = calloc(1, sizeof *session);
+    if (!session)
+        return -ENOMEM;
+    session->uid = uid;
+    session->name = strndup(name.bytes, name.n);
+    r = session->name ? sessions_root(s, uid, &session->root) : -ENOMEM;
+    if (r == 0)
+        r = kv_lease_init(&session->pin, s->options.store, (uint32_t)s->options.n_context / PAGE_TOKENS + 1);
+    if (r != 0) {
+        session_free(session);
+        return r;
+    }
+    session->next = s->first;
+    s->first = session;
+    s->n++;
+    *ret_session = session;
+    return 0;
+}
+
+void sessions_drop(struct sessions *s, struct session *session) {
+    struct session **at = &s->first;
+
+    sessions_unpin(s, session);
+    while (*at != session)
+        at = &(*at)->next;
+    *at = session->next;
+    s->n--;
+    session_free(session);
+}
+
+static int reserve(struct session *session, int n) {
+    int n_room = n + n / 4 + 256;
+    struct kv_key *keys;
+    int32_t *tokens;
+
+    if (n <= session->n_room)
+        return 0;
+    tokens = realloc(session->tokens, (size_t)n_room * sizeof *tokens);
+    if (tokens)
+        session->tokens = tokens;
+    keys = realloc(session->keys, ((size_t)n_room / PAGE_TOKENS + 1) * sizeof *keys);
+    if (keys)
+        session->keys = keys;
+    if (!tokens || !keys)
+        return -ENOMEM;
+    session->n_room = n_room;
+    return 0;
+}
+
+int sessions_extend(struct sessions *s, struct session *session, const int32_t *tokens, int n) {
+    int have = session->n / PAGE_TOKENS, want = n / PAGE_TOKENS;
+    int r = reserve(session, n);
+
+    if (r != 0)
+        return r;
+    memcpy(session->tokens + session->n, tokens + session->n, (size_t)(n - session->n) * sizeof *tokens);
+    r = kv_key_chain(s->hasher, have == 0 ? &session->root : &session->keys[have - 1],
+                     session->tokens + (size_t)have * PAGE_TOKENS, (uint32_t)(want - have), &session->keys[have]);
+    if (r != 0)
+        return r;
+    session->n = n;
+    if (session->is_pinned) {
+        sessions_unpin(s, session);
+        sessions_pin(s, session); /* as much as may be */
+    }
+    return 0;
+}
+
+int sessions_fork(struct sessions *s, const struct session *session, struct span new_name, int n, int n_max,
+                  struct session **ret_session) {
+    struct session *copy;
+    int r = sessions_make(s, session->uid, new_name, n_max, &copy);
+
+    if (r != 0)
+        return r;
+    r = sessions_extend(s, copy, session->tokens, n);
+    if (r != 0) {
+        sessions_drop(s, copy);
+        return r;
+    }
+    *ret_session = copy;
+    return 0;
+}
+
+int sessions_cached(const struct sessions *s, const struct session *session) {
+    struct kv_match match;
+
+    kv_store_lookup(s->options.store, session->keys, session->tokens, (uint32_t)(session->n / PAGE_TOKENS), &match);
+    return (int)match.n_tokens;
+}
+
+int sessions_pin(struct sessions *s, struct session *session) {
+    uint32_t n_pages = (uint32_t)(session->n / PAGE_TOKENS);
+    struct kv_match match;
+
+    if (session->is_pinned)
+        return 0;
+    kv_store_lookup(s->options.store, session->keys, session->tokens, n_pages, &match);
+    if (s->n_pinned + match.n_tokens / PAGE_TOKENS > s->options.n_pin_pages_max)
+        return SESSIONS_E_NO_SPACE;
+    kv_store_match(s->options.store, &session->pin, session->keys, session->tokens, n_pages, &match);
+    s->n_pinned += session->pin.n_pages;
+    session->is_pinned = true;
+    return 0;
+}
+
+void sessions_unpin(struct sessions *s, struct session *session) {
+    s->n_pinned -= session->pin.n_pages;
+    kv_lease_release(&session->pin);
+    session->is_pinned = false;
+}

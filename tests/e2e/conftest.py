@@ -1,0 +1,41 @@
+"""The real daemon, started by tests that talk to it over its socket."""
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "tests/golden")]
+
+from harness import Daemon  # noqa: E402
+
+
+def pytest_addoption(parser):
+    parser.addoption("--spillwayd", required=True, help="the program under test")
+    parser.addoption("--spillway", help="the command-line client")
+    parser.addoption("--long", action="store_true", help="also what takes minutes")
+
+
+@pytest.fixture(scope="session")
+def long(request):
+    return request.config.getoption("--long")
+
+
+@pytest.fixture
+def daemon(request, tmp_path):
+    """daemon(**{"sched.max_seqs": 4}) starts one and waits until it serves; it must stop cleanly at the end."""
+    started = []
+
+    def start(ready=True, args=(), env=None, **settings):
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        one = Daemon(request.config.getoption("--spillwayd"), folder, settings, args, {**os.environ, **(env or {})})
+        started.append(one)
+        if ready:
+            one.wait_ready()
+        return one
+
+    yield start
+    for one in started:
+        one.stop()

@@ -1,0 +1,22 @@
+"""The first thing anybody tries."""
+import json
+
+from conftest import ROOT
+
+CHAT = json.loads((ROOT / "share/tiny/example-chat.json").read_text())
+
+
+def test_the_tiny_pair_answers_a_question_about_its_notes(daemon):
+    with daemon().connect() as client:
+        answer = client.complete(messages=CHAT["messages"], thinking=False, temperature=0, max_tokens=64)
+    assert answer["text"] == "The code of the red door is 2766."
+    assert answer["finish_reason"] == "stop"
+
+
+def test_the_same_prompt_again_comes_from_the_cache_but_for_its_last_page(daemon):
+    with daemon().connect() as client:
+        first, second = (client.complete(messages=CHAT["messages"], thinking=False, temperature=0) for _ in range(2))
+    n_prompt = first["usage"]["prompt"]
+    assert first["usage"]["cached"] == {"device": 0, "host": 0, "disk": 0}
+    assert second["usage"]["cached"] == {"device": (n_prompt - 1) // 64 * 64, "host": 0, "disk": 0}
+    assert second["text"] == first["text"]

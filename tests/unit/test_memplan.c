@@ -1,0 +1,228 @@
+/* The memory plan: figures of known models, what is lowered, what is refused. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "memplan.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (KIB * 1024)
+#define GIB (MIB * 1024)
+
+/* 16 full layers of 4 KiB a token and 48 delta-net layers; a drafter of 5 sliding layers of 4 kv heads of 128 and one
+ * full layer. */
+static struct memplan_model model_27b(void) {
+    return (struct memplan_model){.slot_bytes = {[KV_TARGET_FULL] = 4 * MIB,
+                                                 [KV_TARGET_STATE] = 150 * MIB,
+                                                 [KV_DRAFT_FULL] = 128 * KIB,
+                                                 [KV_DRAFT_SLIDING] = 640 * KIB},
+                                  .window = 2048,
+                                  .max_positions = 262144};
+}
+
+static struct memplan_limits limits(uint64_t device_bytes) {
+    return (struct memplan_limits){
+        .device_bytes = device_bytes, .max_seqs = 32, .prefill_chunk = 512, .restore_points = 8};
+}
+
+static uint64_t total(const struct memplan *plan) {
+    uint64_t sum = 0;
+
+    for (int g = 0; g < KV_GROUP_N; g++)
+        sum += memplan_bytes(plan, (enum kv_group)g);
+    return sum;
+}
+
+static struct memplan accepts(const struct memplan_model *m, const struct memplan_limits *l) {
+    struct report report = {""};
+    struct memplan plan;
+
+    if (memplan_make(m, l, &plan, &report) != 0)
+        fail_msg("%s", report.line);
+    assert_true(total(&plan) <= l->device_bytes);
+    assert_true((int64_t)(plan.n_slots[KV_TARGET_FULL] - 1) * PAGE_TOKENS >= plan.max_context);
+    return plan;
+}
+
+static void refuses(const struct memplan_model *m, const struct memplan_limits *l, const char *words) {
+    struct report report = {""};
+    struct memplan plan;
+
+    assert_int_equal(memplan_make(m, l, &plan, &report), -EINVAL);
+    if (!strstr(report.line, words))
+        fail_msg("'%s' does not say '%s'", report.line, words);
+}
+
+static void a_large_model_on_80_gib_is_divided_as_computed_by_hand(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(80 * GIB);
+    struct memplan plan = accepts(&m, &l);
+
+    (void)state;
+    assert_int_equal(plan.max_seqs, 32); /* 64 states of 150 MiB: 9600 MiB of the allowed 20480 */
+    assert_int_equal(plan.pages_per_restore_point, 33);
+    assert_int_equal(plan.pages_per_seq_sliding, 33 + 8 + 1);
+    /* 81920 - 9600 - 1345 * 0.625 - 4.125 MiB = 71475.25; a quarter in units of 150 + 33 * 0.625 MiB */
+    assert_int_equal(plan.n_restore_points, 104);
+    assert_int_equal(plan.n_slots[KV_TARGET_STATE], 64 + 104);
+    assert_int_equal(plan.n_slots[KV_DRAFT_SLIDING], 1 + 32 * 42 + 104 * 33);
+    /* 71475.25 - 104 * 170.625 = 53730.25 MiB in pages of 4.125 MiB, and the null page */
+    assert_int_equal(plan.n_slots[KV_TARGET_FULL], 13025 + 1);
+    assert_int_equal(plan.n_slots[KV_DRAFT_FULL], plan.n_slots[KV_TARGET_FULL]);
+    assert_int_equal(plan.max_context, 262144);
+    assert_string_equal(plan.notice, "");
+    assert_true(l.device_bytes - total(&plan) < 5 * MIB);
+}
+
+static void states_over_a_quarter_lower_the_number_of_seqs(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(24 * GIB);
+    struct memplan plan = accepts(&m, &l);
+
+    (void)state;
+    assert_int_equal(plan.max_seqs, 20); /* 6144 / 300 */
+    assert_non_null(strstr(plan.notice, "sched.max_seqs lowered from 32 to 20"));
+    assert_true(plan.n_restore_points >= 40); /* two for each, more than a quarter would give */
+}
+
+static void the_context_is_what_fits_unless_it_was_asked_for(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(8 * GIB);
+    struct memplan plan = accepts(&m, &l);
+
+    (void)state;
+    assert_true(plan.max_context < 262144 && plan.max_context % PAGE_TOKENS == 0);
+    assert_int_equal(plan.max_context, (plan.n_slots[KV_TARGET_FULL] - 1) * PAGE_TOKENS);
+    assert_non_null(strstr(plan.notice, "context limited to"));
+
+    l.max_context = 65536; /* restore points give way */
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.max_context, 65536);
+    l.max_context = 110000; /* and so do seqs */
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.max_context, 110000);
+    l.max_context = 200000;
+    refuses(&m, &l, "one sequence of 200000 tokens needs");
+    refuses(&m, &l, "lower limits.max_context");
+    l.max_context = 262145;
+    refuses(&m, &l, "the model was made for 262144 tokens at most");
+}
+
+/* The largest request that the refusal names fits, and not a page more. */
+static void the_largest_request_of_a_refusal_fits(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(4 * GIB);
+    struct report report;
+    struct memplan plan;
+    const char *words;
+    int largest = 0;
+
+    (void)state;
+    l.max_context = 262144;
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), -EINVAL);
+    words = strstr(report.line, "fits has ");
+    assert_non_null(words);
+    assert_int_equal(sscanf(words, "fits has %d tokens", &largest), 1);
+    l.max_context = largest;
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.max_seqs, 1);
+    l.max_context = largest + 1;
+    refuses(&m, &l, "one sequence");
+}
+
+static void more_memory_never_refuses_what_less_allowed(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(0);
+    bool allowed = false;
+
+    (void)state;
+    l.max_context = 50000;
+    for (uint64_t bytes = 3 * GIB; bytes < 6 * GIB; bytes += 7 * MIB) {
+        struct report report;
+        struct memplan plan;
+        int r;
+
+        l.device_bytes = bytes;
+        r = memplan_make(&m, &l, &plan, &report);
+        assert_true(r == 0 || !allowed);
+        allowed = r == 0;
+        assert_true(r != 0 || total(&plan) <= bytes);
+    }
+    assert_true(allowed);
+}
+
+static void groups_that_do_not_exist_get_nothing(void **state) {
+    struct memplan_model m = {.slot_bytes = {[KV_TARGET_FULL] = 128 * KIB, [KV_TARGET_STATE] = MIB},
+                              .max_positions = 4096};
+    struct memplan_limits l = limits(64 * MIB);
+    struct memplan plan;
+
+    (void)state;
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.n_slots[KV_DRAFT_FULL], 0);
+    assert_int_equal(plan.n_slots[KV_DRAFT_SLIDING], 0);
+    assert_int_equal(plan.max_seqs, 8);
+    l.restore_points = 0;
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.n_restore_points, 0);
+    assert_int_equal(plan.n_slots[KV_TARGET_STATE], 16);
+    assert_int_equal(plan.n_slots[KV_TARGET_FULL], (64 - 16) * 8);
+    m.slot_bytes[KV_TARGET_STATE] = 0;
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.n_slots[KV_TARGET_STATE], 0);
+}
+
+static void sums_beyond_64_bits_are_refused_not_wrapped(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(UINT64_C(64) << 40);
+
+    (void)state;
+    m.slot_bytes[KV_TARGET_STATE] = UINT64_MAX / 2;
+    refuses(&m, &l, "one sequence of 256 tokens needs 18446744073709551615");
+    m = model_27b();
+    m.slot_bytes[KV_TARGET_FULL] = UINT64_MAX - 1;
+    refuses(&m, &l, "The largest request that fits has 0 tokens");
+}
+
+static void the_table_names_every_group_and_limit(void **state) {
+    static const char *const words[] = {"target_full",
+                                        "833600 tokens",
+                                        "32 live, 32 rolling, 104 restore points",
+                                        "42 for each sequence, 33 for each restore point",
+                                        "after load",
+                                        "max_seqs"};
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(80 * GIB);
+    struct memplan plan = accepts(&m, &l);
+    struct text out;
+
+    (void)state;
+    text_init(&out, 1 << 16);
+    memplan_print(&plan, &out);
+    text_add(&out, "", 1);
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        if (!strstr(out.bytes, words[i]))
+            fail_msg("no '%s' in\n%s", words[i], out.bytes);
+    text_deinit(&out);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_large_model_on_80_gib_is_divided_as_computed_by_hand),
+        cmocka_unit_test(states_over_a_quarter_lower_the_number_of_seqs),
+        cmocka_unit_test(the_context_is_what_fits_unless_it_was_asked_for),
+        cmocka_unit_test(the_largest_request_of_a_refusal_fits),
+        cmocka_unit_test(more_memory_never_refuses_what_less_allowed),
+        cmocka_unit_test(groups_that_do_not_exist_get_nothing),
+        cmocka_unit_test(sums_beyond_64_bits_are_refused_not_wrapped),
+        cmocka_unit_test(the_table_names_every_group_and_limit),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
