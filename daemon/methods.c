@@ -349,7 +349,8 @@ static void pin_session(const struct call *call) {
     if (!session)
         return;
     if (sessions_pin(call->service->sessions, session) != 0)
-        refuse(call, PROTO_NO_SPACE, "pinned sessions may hold half of the pages, and this one does not fit any more");
+        refuse(call, PROTO_NO_SPACE,
+               "pinned sessions may hold half of the pages and of the restore points; this one no longer fits");
     else
         answer_session(call, session);
 }

@@ -145,14 +145,14 @@ static void draw(struct world *w, struct sim *sim) {
     *sim = (struct sim){.world = w, .is_used = true, .ends_at = -1};
     draw_prompt(w, sim);
     sim->n_tokens = sim->n_prompt;
-    sim->max_tokens = below(w, 3) ? 1 + (int)below(w, ANSWER_MAX) : longest[below(w, ARRAY_LEN(longest))];
+    sim->max_tokens = below(w, 4) ? ANSWER_MAX - (int)below(w, 150) : longest[below(w, ARRAY_LEN(longest))];
     sim->sample = (struct sample_params){.temperature = below(w, 2) ? 0 : 0.8f,
                                          .top_p = below(w, 2) ? 1 : 0.9f,
                                          .repetition = below(w, 4) ? 1 : 1.2f,
                                          .frequency = below(w, 4) ? 0 : 0.4f,
                                          .n_logprobs = (int)below(w, 4) - 1,
                                          .seed = below(w, 1000)};
-    if (below(w, 6) == 0) { /* seldom met, so that answers are long */
+    if (below(w, 12) == 0) { /* seldom met, so that answers are long */
         sim->n_stop_ids = 1;
         sim->stop_ids[0] = (int32_t)below(w, ENGINE_RIG_IDS);
     }
@@ -164,8 +164,8 @@ static void draw(struct world *w, struct sim *sim) {
     sim->speculate = below(w, 4) > 0;
     sim->priority = below(w, 3) ? 0 : (int)below(w, 3) - 1;
     sim->cache = below(w, 5) ? SEQ_CACHE_USE : below(w, 2) ? SEQ_CACHE_NO_STORE : SEQ_CACHE_BYPASS;
-    if (below(w, 6) == 0)
-        sim->ends_at = (int)below(w, 20);
+    if (below(w, 8) == 0)
+        sim->ends_at = (int)below(w, 100);
 }
 
 /* What the request gets alone, cold and without a drafter. */
@@ -215,7 +215,7 @@ static void act(struct world *w) {
         CHECK(engine_submit(w->rig.engine, sim->seq) == 0);
     } else if (sim->is_over) {
         finish(w, sim);
-    } else if (below(w, 40) == 0) {
+    } else if (below(w, 100) == 0) {
         sim->is_over = true;
         engine_end(w->rig.engine, sim->seq);
         sim->seq = NULL;
