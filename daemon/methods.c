@@ -314,6 +314,7 @@ static void fork_session(const struct call *call) {
     struct span new_name = {0};
     struct report report;
     int64_t at;
+    int r;
 
     if (!session)
         return;
@@ -329,9 +330,8 @@ static void fork_session(const struct call *call) {
         refuse(call, PROTO_BAD_PARAM, report.line);
         return;
     }
-    answer_made(
-        call, sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy),
-        copy);
+    r = sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy);
+    answer_made(call, r, copy);
 }
 
 static void pin_session(const struct call *call) {
