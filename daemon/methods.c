@@ -199,11 +199,20 @@ static void render(const struct call *call) {
 /* ---- generations ---------------------------------------------------------------------------------------------------- */
 
 static void cancel(const struct call *call) {
-    int64_t id = 0;
+    struct gens *gens = call->service->gens;
+    int64_t id = 0, number = 0;
+    bool found;
 
     request_get_int(call->request, "id", &id);
-    if (gens_cancel(call->service->gens, call->conn, (uint32_t)id))
+    request_get_int(call->request, "gen", &number);
+    if (number > 0) /* the decoder lets exactly one of them through */
+        found = gens_cancel_number(gens, conn_uid(call->conn), conn_is_admin(call->conn), (uint64_t)number);
+    else
+        found = gens_cancel(gens, call->conn, (uint32_t)id);
+    if (found)
         begin(call, 0);
+    else if (number > 0)
+        refuse(call, PROTO_NOT_FOUND, "no generation of this user has this number; it may just have ended");
     else
         refuse(call, PROTO_NOT_FOUND, "no generation of this connection has this id; it may just have ended");
 }
