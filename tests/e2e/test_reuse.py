@@ -59,7 +59,7 @@ def test_what_may_not_be_stored_or_used_is_not(daemon):
 def test_a_longer_prompt_goes_on_from_the_end_of_the_answer(daemon, speculate):
     """The answer's pages and the restore point at its last multiple of 64: all tokens but the last one are computed."""
     with daemon(**DRAFTING).connect() as client:
-        for mark, (n, n_answer) in enumerate(((100, 40), (60, 5), (60, 4), (120, 73), (120, 72), (30, 140))):
+        for mark, (n, n_answer) in enumerate(((100, 40), (60, 5), (60, 4), (64, 1), (128, 9), (120, 73), (120, 72), (30, 140))):
             ids = prompt_of(n, mark)
             params = {"ignore_eos": True, "speculate": speculate}
             first = ask(client, prompt_ids=ids, max_tokens=n_answer, **params)
