@@ -1,4 +1,6 @@
 """Requests to a daemon, many at a time, and what holds of every answer."""
+import time
+
 import spillway
 
 AT_A_TIME = 60  # below limits.requests, so that the connection is always read
@@ -92,3 +94,21 @@ def generate_error(client, **params):
     except spillway.DaemonError as error:
         return error
     raise AssertionError(f"not refused: {params}")
+
+
+def n_private(daemon):
+    """Slots of the device that running seqs hold for themselves, by group."""
+    metrics = daemon.metrics()
+    groups = [name.split('"')[1] for name in metrics if name.startswith("spillway_pool_slots{")]
+    assert len(groups) == 4
+    return {group: metrics[f'spillway_pool_slots{{group="{group}"}}'] -
+            metrics[f'spillway_pool_free_slots{{group="{group}"}}'] -
+            metrics[f'spillway_pool_indexed_slots{{group="{group}"}}'] for group in groups}
+
+
+def wait_until_all_is_home(daemon, seconds=30):
+    """Plans that were on their way when the last answer came still hold pages."""
+    end = time.monotonic() + seconds
+    while any((left := n_private(daemon)).values()):
+        assert time.monotonic() < end, left
+        time.sleep(0.02)

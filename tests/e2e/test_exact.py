@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ask import accept_length, ask_all, ask_one_by_one, ids_of
+from ask import accept_length, ask_all, ask_one_by_one, ids_of, wait_until_all_is_home
 from conftest import ROOT
 from tiny_pair import N_TOKENS, TinyPair, is_decided
 
@@ -116,3 +116,22 @@ def test_fast_numerics_accept_as_many_drafts(daemon):
         answers = ask_all(client, asked)
     print(f"fast numerics: accept length {accept_length(answers):.2f}")
     assert accept_length(answers) >= ACCEPT_LENGTH_MIN
+
+
+@pytest.mark.parametrize("params", ({}, {"speculate": False}, {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.3}),
+                         ids=("drafts", "plain", "sampled"))
+def test_who_is_preempted_goes_on_with_the_same_tokens(daemon, long, params):
+    """Two seqs that come to need 8 pages each share 15: both are admitted, and pages run out while they decode."""
+    small = {"kv.device_bytes": "25MiB", "kv.dtype": "f32", "kv.draft_dtype": "f32", "draft.fallback": "false"}
+    asked = [{"prompt_ids": TINY.prompts[9][i:] + TINY.prompts[9][:i], "temperature": 0, "ignore_eos": True,
+              "max_tokens": 180, **params} for i in range(12 if long else 2)]
+    one = daemon(**small)
+    with one.connect() as client:
+        alone = ask_one_by_one(client, [{**request, "cache": "bypass"} for request in asked])
+        assert one.metrics()["spillway_preemptions_total"] == 0
+        together = ask_all(client, asked)
+    assert ids_of(together) == ids_of(alone)
+    metrics = one.metrics()
+    print(f"{metrics['spillway_preemptions_total']:.0f} preemptions")
+    assert metrics["spillway_preemptions_total"] > 0
+    wait_until_all_is_home(one)
