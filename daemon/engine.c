@@ -118,9 +118,12 @@ static void settle(struct engine *engine, struct seq *seq) {
     seq->restore_plan = 0;
 }
 
-static void settle_if_home(struct engine *engine, struct seq *seq) {
-    if ((seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED) && seq->last_plan <= engine->n_done)
-        settle(engine, seq);
+/* False: it does not leave, or not yet. */
+static bool settle_if_home(struct engine *engine, struct seq *seq) {
+    if ((seq->state != SEQ_LEAVING && seq->state != SEQ_PREEMPTED) || seq->last_plan > engine->n_done)
+        return false;
+    settle(engine, seq);
+    return true;
 }
 
 static void leave(struct engine *engine, struct seq *seq) {
@@ -144,11 +147,15 @@ void engine_end(struct engine *engine, struct seq *seq) {
         settle_if_home(engine, seq);
 }
 
-void engine_settle_all(struct engine *engine) {
+/* Whether any of those that leave was home. */
+static bool settle_all(struct engine *engine) {
+    bool any = false;
+
     for (struct seq *seq = engine->seqs, *next; seq; seq = next) {
         next = seq->next;
-        settle_if_home(engine, seq);
+        any |= settle_if_home(engine, seq);
     }
+    return any;
 }
 
 void engine_preempt(struct engine *engine, struct seq *seq) {
@@ -200,14 +207,26 @@ int engine_fd(const struct engine *engine) {
     return engine->done_fd;
 }
 
+/* Nothing came of this plan. Who was to be in it waits for no plan after those that are out. True: that gave something
+ * back, so there may be something to do now. */
+static bool drop_plan(struct engine *engine, const struct plan *plan) {
+    for (struct seq *seq = engine->seqs; seq; seq = seq->next)
+        if (seq->last_plan == plan->id)
+            seq->last_plan = engine->n_sent;
+    return settle_all(engine);
+}
+
 void engine_turn(struct engine *engine) {
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
 
         plan_clear(plan);
         plan->id = engine->n_sent + 1;
-        if (!engine_fill(engine, plan))
+        if (!engine_fill(engine, plan)) {
+            if (drop_plan(engine, plan))
+                continue;
             return;
+        }
         plan->submitted_us = engine->options.now_us();
         engine->n_sent++;
         engine->view.n_plans++;
@@ -239,7 +258,7 @@ void engine_dispatch(struct engine *engine) {
             engine_reap(engine, plan);
     }
     engine->is_dispatching = false;
-    engine_settle_all(engine);
+    settle_all(engine);
 }
 
 void engine_look(const struct engine *engine, struct engine_view *ret_view) {

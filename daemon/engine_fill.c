@@ -34,11 +34,12 @@ static int list_seqs(struct engine *engine) {
         struct schedule_seq *s = &engine->list[n];
         uint32_t n_pages = engine_pages_to_decode(engine, seq);
 
-        if (seq->state != SEQ_WAITING && !has_place(seq))
+        if (!has_place(seq) && (seq->state != SEQ_WAITING || seq->is_parked))
             continue;
         *s = (struct schedule_seq){.priority = seq->priority,
                                    .order = seq->order,
                                    .is_waiting = seq->state == SEQ_WAITING,
+                                   .is_parked = seq->is_parked,
                                    .is_fed = seq->state == SEQ_DECODING,
                                    .is_replay = seq->n_fed >= seq->n_prompt,
                                    .n_left = seq->n_given - seq->n_fed,
@@ -157,14 +158,60 @@ static void count_passed_by(struct engine *engine, uint64_t order) {
         seq->n_passed_by += seq->state == SEQ_WAITING;
 }
 
-static void admit(struct engine *engine, struct plan *plan) {
-    uint32_t n_pages = kv_store_n_available(engine->options.store, KV_TARGET_FULL), n_slack;
-    int n = list_seqs(engine), n_admit;
+/* Fills engine->admitted. n_pages: those that are free or may be. */
+static int choose_admitted(struct engine *engine, uint32_t n_pages, int *ret_n_waiting) {
+    int n = list_seqs(engine);
 
-    /* Those that decode grow too: without this, who was preempted would take back what it had just given. */
-    n_slack = 2 * (uint32_t)(engine->options.n_places - engine->n_free_places);
-    n_pages = n_pages > n_slack ? n_pages - n_slack : 0;
-    n_admit = schedule_admit(engine->list, n, engine->n_free_places, n_pages, engine->admitted);
+    *ret_n_waiting = 0;
+    for (int i = 0; i < n; i++)
+        *ret_n_waiting += engine->list[i].is_waiting;
+    return schedule_admit(engine->list, n, engine->n_free_places, n_pages, engine->admitted);
+}
+
+/* Somebody leaves: pages and a place come with the end of plans that are out. */
+static bool is_room_coming(const struct engine *engine) {
+    for (const struct seq *seq = engine->seqs; seq; seq = seq->next)
+        if (seq->state == SEQ_PREEMPTED || (seq->state == SEQ_LEAVING && seq->slot >= 0))
+            return true;
+    return false;
+}
+
+static bool preempt_parked(struct engine *engine) {
+    if (is_room_coming(engine))
+        return false;
+    for (struct seq *seq = engine->seqs; seq; seq = seq->next)
+        if (seq->is_parked && has_place(seq)) {
+            engine_preempt(engine, seq);
+            return true;
+        }
+    return false;
+}
+
+/* Nobody runs, so nobody will give pages back: whoever finds too few now would wait for a session to be unpinned, and
+ * everybody behind it as well. */
+static void end_stuck(struct engine *engine, uint32_t n_pages) {
+    if (engine->n_free_places < engine->options.n_places)
+        return;
+    for (struct seq *seq = engine->seqs; seq; seq = seq->next)
+        if (seq->state == SEQ_WAITING && engine_pages_to_decode(engine, seq) > n_pages)
+            engine_finish(engine, seq, SEQ_END_NO_SPACE);
+}
+
+/* Those that decode grow too: without this slack, who was preempted would take back what it had just given. */
+static uint32_t count_pages(const struct engine *engine) {
+    uint32_t n_pages = kv_store_n_available(engine->options.store, KV_TARGET_FULL);
+    uint32_t n_slack = 2 * (uint32_t)(engine->options.n_places - engine->n_free_places);
+
+    return n_pages > n_slack ? n_pages - n_slack : 0;
+}
+
+static void admit(struct engine *engine, struct plan *plan) {
+    int n_waiting, n_admit = choose_admitted(engine, count_pages(engine), &n_waiting);
+
+    while (n_admit < n_waiting && preempt_parked(engine)) /* what they hold is for those that go on */
+        n_admit = choose_admitted(engine, count_pages(engine), &n_waiting);
+    if (n_admit == 0)
+        end_stuck(engine, count_pages(engine));
     for (int i = 0; i < n_admit; i++) {
         struct seq *seq = engine->list_seqs[engine->admitted[i]];
 
@@ -182,9 +229,8 @@ static bool make_room(struct engine *engine, struct seq *seq) {
     struct seq *victim;
     int n;
 
-    for (const struct seq *s = engine->seqs; s; s = s->next)
-        if (s->state == SEQ_PREEMPTED || (s->state == SEQ_LEAVING && s->slot >= 0))
-            return false;
+    if (is_room_coming(engine))
+        return false;
     n = list_seqs(engine);
     n = schedule_victim(engine->list, n);
     assert(n >= 0); /* the seq itself has a place */

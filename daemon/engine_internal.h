@@ -47,7 +47,6 @@ void engine_reap(struct engine *engine, struct plan *plan);
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);
-void engine_settle_all(struct engine *engine);
 bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages);
 int engine_positions_max(const struct engine *engine, const struct seq *seq);
 uint32_t engine_pages_to_decode(const struct engine *engine, const struct seq *seq);
