@@ -193,6 +193,8 @@ static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
     if (n_used > 0 || conn->message_since_ms == 0)
         conn->message_since_ms = uv_now(conn->hub->loop);
     id = frame_peek_id(bytes + n_used, n - n_used);
+    if (n_used > 0) /* at the end of a turn, others may have acted before: they act on this in the next one */
+        conn_hub_mark(conn->hub, conn);
     r = keep(conn, bytes + n_used, n - n_used); /* the bytes may be elsewhere now */
     if (r == 0 && conn->in_n == 0)
         conn->message_since_ms = 0;
