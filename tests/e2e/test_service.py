@@ -232,8 +232,9 @@ def test_reloads_that_come_close_together_are_all_answered(daemon, tmp_path):
             while not request.done:
                 client._receive(request, 60)
         outcomes = [request.outcome() for request in requests]
-    assert outcomes[0] == {"changed": ["sched.queue_max"], "needs_restart": ["model.threads"]}
+        assert client.call("server.config")["values"]["sched.queue_max"]["value"] == "9"
     assert all(outcome["needs_restart"] == ["model.threads"] for outcome in outcomes)
+    assert sum(outcome["changed"] == ["sched.queue_max"] for outcome in outcomes) <= 1  # the first, or the signal
 
 
 # ---- sockets passed in
