@@ -184,10 +184,12 @@ static size_t deliver_all(struct conn *conn, const char *bytes, size_t n) {
 /* The n bytes are all there is, in the buffer or not. */
 static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
     size_t n_used = deliver_all(conn, bytes, n);
+    uint32_t id;
     int r;
 
     if (conn->state != CONN_OPEN) /* the buffer is gone */
         return;
+    id = frame_peek_id(bytes + n_used, n - n_used); /* the bytes may move now */
     if (n_used > 0 || conn->message_since_ms == 0)
         conn->message_since_ms = uv_now(conn->hub->loop);
     r = keep(conn, bytes + n_used, n - n_used);
@@ -196,7 +198,7 @@ static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
     else if (r == 0 && conn->in_n == conn->in_room && !conn_is_held(conn))
         r = grow(conn);
     if (r < 0 && r != -EAGAIN) {
-        answer(conn, frame_peek_id(bytes + n_used, n - n_used), PROTO_INTERNAL, "no memory for this message");
+        answer(conn, id, PROTO_INTERNAL, "no memory for this message");
         conn_end(conn);
         return;
     }
@@ -248,6 +250,7 @@ void conn_in_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf) {
     if (conn->in_n == 0) {
         take_bytes(conn, buf->base, (size_t)n_read);
     } else {
+        assert(conn->in);
         conn->in_n += (size_t)n_read;
         take_bytes(conn, conn->in, conn->in_n);
     }

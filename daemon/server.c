@@ -132,7 +132,7 @@ static int open_path(struct server *server, const struct server_options *options
     if (strlen(options->path) >= sizeof server->address.sun_path || !options->path[0])
         return report_error(report, SERVER_E_REFUSED, "server.socket has %zu bytes; a socket's path has 1 to %zu",
                             strlen(options->path), sizeof server->address.sun_path - 1);
-    strcpy(server->address.sun_path, options->path);
+    memcpy(server->address.sun_path, options->path, strlen(options->path) + 1);
     server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (server->fd < 0)
         return report_error(report, -errno, "cannot make a socket: %s", strerror(errno));
