@@ -103,11 +103,9 @@ static int lock_folder(const char *path, int *ret_fd, struct report *report) {
     int fd, r = -1;
 
     if (!slash)
-        strcpy(folder, ".");
-    else if (slash == path)
-        strcpy(folder, "/");
+        snprintf(folder, sizeof folder, ".");
     else
-        *(char *)mempcpy(folder, path, (size_t)(slash - path)) = 0;
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return report_error(report, -errno, "%s, the folder of the socket: %s", folder, strerror(errno));
