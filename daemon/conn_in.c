@@ -190,6 +190,7 @@ static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
 
     if (conn->state != CONN_OPEN) /* the buffer is gone */
         return;
+    id = frame_peek_id(bytes + n_used, n - n_used); /* the bytes may move now */
     if (n_used > 0 || conn->message_since_ms == 0)
         conn->message_since_ms = uv_now(conn->hub->loop);
     id = frame_peek_id(bytes + n_used, n - n_used);
@@ -253,6 +254,7 @@ void conn_in_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf) {
     if (conn->in_n == 0) {
         take_bytes(conn, buf->base, (size_t)n_read);
     } else {
+        assert(conn->in);
         conn->in_n += (size_t)n_read;
         take_bytes(conn, conn->in, conn->in_n);
     }
