@@ -293,8 +293,9 @@ void engine_look(const struct engine *engine, struct engine_view *ret_view) {
     *ret_view = engine->view;
     ret_view->error = engine->error;
     ret_view->n_in_flight = (int)(engine->n_sent - engine->n_done);
-    ret_view->oldest_plan_us =
-        ret_view->n_in_flight > 0 ? engine->plans[engine->n_done % DEVICE_PLANS_MAX].submitted_us : 0;
+    if (ret_view->n_in_flight > 0)
+        ret_view->waits_since_us =
+            max_u64(engine->plans[engine->n_done % DEVICE_PLANS_MAX].submitted_us, engine->last_done_us);
     ret_view->n_waiting = engine->waiting.n;
     for (const struct seq *seq = engine->placed; seq; seq = seq->next) {
         ret_view->n_running += seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;

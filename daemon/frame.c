@@ -16,7 +16,7 @@ enum { SORT_MIN = 16 }; /* keys of a map from which on sorting beats comparing e
 
 /* What the first bytes of a value say. */
 struct head {
-    size_t n_bytes;    /* of the head, 0 if more are needed to tell */
+    size_t n_bytes;    /* of the head; if there are fewer, nothing else holds yet */
     size_t n_tail;     /* bytes that follow and are no values */
     uint64_t n_values; /* that follow inside */
     bool is_container, is_array;
@@ -79,9 +79,9 @@ static struct head read_head(const unsigned char *p, size_t n) {
         return (struct head){.n_bytes = 1, .refusal = "an extension type; there are none in this protocol"};
     k = type - 0xc0;
     if (k < ARRAY_LEN(number_bytes) && number_bytes[k])
-        return n < number_bytes[k] ? (struct head){0} : scalar(number_bytes[k]);
+        return scalar(number_bytes[k]);
     if (n < 1u + length_bytes[k])
-        return (struct head){0};
+        return scalar(1u + length_bytes[k]);
     count = big_endian(p + 1, length_bytes[k]);
     if (type >= 0xde)
         return map(1u + length_bytes[k], count);
@@ -95,7 +95,7 @@ void frame_scan_init(struct frame_scan *scan, size_t bytes_max) {
 }
 
 size_t frame_scan_bytes_min(const struct frame_scan *scan) {
-    return scan->n_walked + scan->n_skip + (scan->n_values == 0 ? 1 : scan->n_due);
+    return scan->n_walked + scan->n_skip + (scan->n_values == 0 ? 1 : scan->n_due) + scan->n_head_more;
 }
 
 /* One value of an open container has ended, and with it each container whose last it was. */
@@ -117,6 +117,7 @@ static int take_head(struct frame_scan *scan, const struct head *head, struct re
         return report_error(report, FRAME_E_BAD,
                             "these bytes are no message: one begins with an array of 4 (request, response) or 3 "
                             "(notification)");
+    scan->n_head_more = 0;
     scan->n_values++;
     scan->n_due += head->n_values - !is_first;
     scan->n_walked += head->n_bytes;
@@ -165,8 +166,13 @@ int frame_scan(struct frame_scan *scan, const char *bytes, size_t n, size_t *ret
         if (n_new == 0)
             return FRAME_E_MORE;
         head = read_head((const unsigned char *)bytes + scan->n_walked, n_new);
-        if (head.n_bytes == 0)
+        if (n_new < head.n_bytes && n >= scan->bytes_max)
+            return report_error(report, FRAME_E_BAD, "the message has more than %zu bytes, the limit is %zu", n,
+                                scan->bytes_max);
+        if (n_new < head.n_bytes) {
+            scan->n_head_more = head.n_bytes - 1;
             return FRAME_E_MORE;
+        }
         e = take_head(scan, &head, report);
         if (e)
             return e;
@@ -180,10 +186,10 @@ uint32_t frame_peek_id(const char *bytes, size_t n) {
 
     if (n < 3 || p[0] != 0x94 || p[1] != 0)
         return 0;
-    head = read_head(p + 2, n - 2);
     if (p[2] <= 0x7f)
         return p[2];
-    if (p[2] < 0xcc || p[2] > 0xcf || head.n_bytes == 0)
+    head = read_head(p + 2, n - 2);
+    if (p[2] < 0xcc || p[2] > 0xcf || n - 2 < head.n_bytes)
         return 0;
     id = big_endian(p + 3, head.n_bytes - 1);
     return id <= UINT32_MAX ? (uint32_t)id : 0;
@@ -220,9 +226,12 @@ static size_t utf8_length(const char *bytes, size_t n) {
     return n;
 }
 
-static int check_string(const struct check *check, const msgpack_object_str *string) {
-    size_t i = utf8_length(string->ptr, string->size);
+static int check_string(const struct check *check, msgpack_object_str *string) {
+    size_t i;
 
+    if (string->size == 0) /* msgpack-c gives it no place */
+        string->ptr = check->bytes;
+    i = utf8_length(string->ptr, string->size);
     if (i < string->size)
         return report_error(check->report, FRAME_E_BAD,
                             "the string at byte %zu of the message is not UTF-8: its byte %zu is 0x%02x",
@@ -272,13 +281,13 @@ static int check_unique(const struct check *check, const msgpack_object_map *map
     return e;
 }
 
-static int check_value(const struct check *check, const msgpack_object *value);
+static int check_value(const struct check *check, msgpack_object *value);
 
-static int check_map(const struct check *check, const msgpack_object_map *map) {
+static int check_map(const struct check *check, msgpack_object_map *map) {
     int e;
 
     for (uint32_t i = 0; i < map->size; i++) {
-        const msgpack_object *key = &map->ptr[i].key;
+        msgpack_object *key = &map->ptr[i].key;
 
         if (key->type != MSGPACK_OBJECT_STR)
             return report_error(check->report, FRAME_E_BAD,
@@ -294,7 +303,7 @@ static int check_map(const struct check *check, const msgpack_object_map *map) {
     return check_unique(check, map);
 }
 
-static int check_value(const struct check *check, const msgpack_object *value) { /* as deep as the scan allowed */
+static int check_value(const struct check *check, msgpack_object *value) { /* as deep as the scan allowed */
     int e = 0;
 
     if (value->type == MSGPACK_OBJECT_STR)

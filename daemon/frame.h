@@ -34,11 +34,12 @@ static inline size_t frame_values_max(size_t bytes_max) {
 /* Where the walk over one message stands. A message that comes in pieces is never walked twice. */
 struct frame_scan {
     size_t bytes_max;
-    size_t n_walked;                /* bytes from the message's first */
-    size_t n_skip;                  /* bytes of the string the walk stands in, not walked yet */
-    size_t n_values;                /* begun so far */
-    uint64_t n_due;                 /* values that the open containers still wait for, at least a byte each */
-    uint32_t depth;                 /* open containers */
+    size_t n_walked;    /* bytes from the message's first */
+    size_t n_skip;      /* bytes of the string the walk stands in, not walked yet */
+    size_t n_head_more; /* of the value that begins here, if not all of its head came: bytes after its first */
+    size_t n_values;    /* begun so far */
+    uint64_t n_due;     /* values that the open containers still wait for, at least a byte each */
+    uint32_t depth;     /* open containers */
     uint64_t left[FRAME_DEPTH_MAX]; /* values each of them waits for */
 };
 

@@ -188,6 +188,8 @@ static void on_tokens(void *user, const int32_t *tokens, int n, const struct log
     count_tokens(gen, n_used);
     if (r == OUTPUT_E_STOPPED)
         finish_gen(gen, PROTO_FINISH_STOP_STRING, false);
+    else if (r == OUTPUT_E_FULL)
+        finish_gen(gen, PROTO_FINISH_LENGTH, false);
     else if (r != 0)
         finish_gen(gen, PROTO_FINISH_ERROR, false);
 }
@@ -375,6 +377,7 @@ void gens_start(struct service *service, struct conn *conn, struct request *requ
     gen->deadline_us =
         request->gen->deadline_ms > 0 ? gen->received_us + (uint64_t)request->gen->deadline_ms * 1000 : 0;
     gen->next = gens->first;
+    gen->number = ++gens->last_number;
     gens->first = gen;
     gens->n++;
     gen->build.pair = &service->pair;
@@ -420,6 +423,15 @@ static void end_gen(struct gen *gen, enum proto_finish finish, enum proto_code w
 bool gens_cancel(struct gens *gens, struct conn *conn, uint32_t id) {
     for (struct gen *gen = gens->first; gen; gen = gen->next)
         if (gen->conn == conn && gen->id == id && !gen->is_unwanted) {
+            end_gen(gen, PROTO_FINISH_CANCELLED, PROTO_CANCELLED);
+            return true;
+        }
+    return false;
+}
+
+bool gens_cancel_number(struct gens *gens, uid_t uid, bool of_all, uint64_t number) {
+    for (struct gen *gen = gens->first; gen; gen = gen->next)
+        if (gen->number == number && (of_all || gen->uid == uid) && !gen->is_unwanted) {
             end_gen(gen, PROTO_FINISH_CANCELLED, PROTO_CANCELLED);
             return true;
         }
@@ -494,7 +506,9 @@ void gens_write_list(const struct gens *gens, uid_t uid, bool of_all, struct wir
     for (const struct gen *gen = gens->first; gen; gen = gen->next) {
         if (!of_all && gen->uid != uid)
             continue;
-        wire_map(out, 7);
+        wire_map(out, 8);
+        wire_key(out, "gen");
+        wire_uint(out, gen->number);
         wire_key(out, "id");
         wire_uint(out, gen->id);
         wire_key(out, "uid");

@@ -118,10 +118,11 @@ static void give_delta(struct output *output, enum output_channel channel, struc
 }
 
 static void give_text(struct output *output, enum output_channel channel, struct output_text *from, size_t end) {
-    struct span text = {from->text.bytes + from->n_shown, end - from->n_shown};
+    struct span text;
 
-    if (text.n == 0)
+    if (end == from->n_shown) /* also while there are no bytes to point at */
         return;
+    text = (struct span){from->text.bytes + from->n_shown, end - from->n_shown};
     from->n_shown = end;
     give_delta(output, channel, text, from->n_ids > output->n_ids_given ? from->n_ids : output->n_ids_given);
 }

@@ -2,10 +2,10 @@
  * characters, and tool calls; finds the stop strings; keeps what the final answer says. Knows no connection and no
  * protocol, and does not decide when a generation ends except by a stop string.
  *
- *   tokens --+-- PLAIN: tokenizer_stream ------------------------ content --.
- *            '-- CHAT: chat_parse --+-- content ---------------------------- stop strings -- deltas
- *                                   +-- reasoning --------------------------------------- deltas
- *                                   '-- calls ------------------------------------------- tool calls
+ *   tokens --+-- PLAIN: tokenizer_stream --- content --+-- stop strings --.
+ *            '-- CHAT: chat_parse --+-- content -------'                  |
+ *                                   +-- reasoning ------------------------+-- deltas
+ *                                   '-- calls ------------------------------- tool calls
  *
  * Special tokens have no text. In CHAT mode <think>, </think>, <tool_call> and </tool_call> move the parser. Neither
  * <|im_end|> nor any other id ends the output here: the caller says which token is the stop id, and when it is over.
@@ -45,9 +45,8 @@ enum output_event_kind { OUTPUT_DELTA, OUTPUT_TOOL_CALL };
 struct output_event {
     enum output_event_kind kind;
     enum output_channel channel;
-    struct span
-        text;       /* DELTA: whole characters, empty only if it is there for its ids. TOOL_CALL: the function's name */
-    uint32_t n_ids; /* DELTA: 0 unless the config wants ids */
+    struct span text; /* DELTA: whole characters, empty only if it is there for its ids. CALL: the function's name */
+    uint32_t n_ids;   /* DELTA: 0 unless the config wants ids */
     const int32_t *ids;
     const struct logprob_row *logprobs; /* [n_ids] or NULL */
     uint32_t call_idx;                  /* TOOL_CALL: 0, 1, ... */
@@ -66,8 +65,8 @@ struct output_config {
     size_t text_bytes_max;    /* of content and of reasoning, each */
     size_t call_bytes_max;    /* of one call's text; a longer one is content */
     size_t calls_bytes_max;   /* memory of all calls' arguments */
-    void (*on_event)(void *user,
-                     const struct output_event *event); /* all good until it returns; it must not come back */
+    /* All of an event is good until this returns; it must not call the output. */
+    void (*on_event)(void *user, const struct output_event *event);
     void *user;
 };
 

@@ -13,9 +13,11 @@
 #include "watch.h"
 
 enum {
-    TICK_MS = 100,          /* while something runs: heartbeats, deadlines, the end of draining */
-    LOADING_TICK_MS = 1000, /* while loading: the service manager hears that it goes on */
-    EXTEND_US = 60 * 1000 * 1000,
+    TICK_MS = 100,                /* while something runs: heartbeats, deadlines, the end of draining */
+    LOADING_TICK_MS = 1000,       /* while loading: the service manager hears that it goes on */
+    EXTEND_US = 60 * 1000 * 1000, /* asked for again long before it is over */
+    EXTEND_EVERY_US = 1000 * 1000,
+    STUCK_US = 60 * 1000 * 1000, /* where no manager says how long is too long */
     INPUT_BYTES_MAX = 256 << 20,
     OUTPUT_BYTES_MAX = 256 << 20, /* of one connection; one response may be large */
     MESSAGE_TIMEOUT_MS = 60 * 1000,
@@ -35,7 +37,7 @@ struct process {
     struct report load_report;
     int load_result;
     struct watch *engine_watch;
-    uint64_t drain_until_us;
+    uint64_t drain_until_us, extended_us;
     bool is_loading, is_closing;
     int status; /* to exit with */
 };
@@ -81,6 +83,16 @@ static void step_drain(struct process *p) {
         close_all(p);
 }
 
+/* Loading and draining may last longer than the manager's own patience. */
+static void extend(struct process *p) {
+    uint64_t now = service_now_us();
+
+    if (p->extended_us != 0 && now - p->extended_us < EXTEND_EVERY_US)
+        return;
+    p->extended_us = now;
+    notify_extend(&p->notify, EXTEND_US);
+}
+
 static void start_ticking(struct process *p);
 
 static void drain(struct service *service) {
@@ -96,6 +108,7 @@ static void drain(struct service *service) {
     }
     service->phase = SERVICE_DRAINING;
     p->drain_until_us = service_now_us() + (uint64_t)service->config.server.drain_timeout_ms * 1000;
+    extend(p);
     notify_status(&p->notify, "draining: %d requests run", gens_count(service->gens));
     server_stop_accepting(service->server);
     start_ticking(p);
@@ -132,10 +145,12 @@ static void on_tick(uv_timer_t *timer) {
         int percent = __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE);
         const char *what = __atomic_load_n(&service->progress.what, __ATOMIC_ACQUIRE);
 
-        notify_extend(&p->notify, EXTEND_US);
+        extend(p);
         notify_status(&p->notify, "loading: %s, %d %%", what ? what : "starting", percent);
         return;
     }
+    if (service->phase == SERVICE_DRAINING)
+        extend(p);
     gens_tick(service->gens);
     check_device(p);
     step_drain(p);
@@ -334,12 +349,36 @@ static void on_signal(uv_signal_t *handle, int signal) {
 
 /* ---- wiring --------------------------------------------------------------------------------------------------------- */
 
-static int find_listen_fd(const struct process_env *env, int *ret_fd) {
-    struct notify_listen listen[NOTIFY_LISTEN_MAX];
-    int n = notify_listen_fds(&env->notify, getpid(), listen);
+static const char *shown(const char *variable) {
+    return variable ? variable : "";
+}
 
+static int find_listen_fd(const struct notify_env *env, int *ret_fd, struct report *report) {
+    struct notify_listen listen[NOTIFY_LISTEN_MAX];
+    int n = notify_listen_fds(env, getpid(), listen);
+
+    if (n == -EINVAL)
+        return report_error(report, n, "LISTEN_FDS=%s LISTEN_PID=%s: must be numbers", shown(env->listen_fds),
+                            shown(env->listen_pid));
+    if (n > 1 || n == -E2BIG)
+        return report_error(report, -E2BIG,
+                            "LISTEN_FDS=%s: %s sockets are passed in, and one is served; see the socket unit",
+                            env->listen_fds, env->listen_fds);
+    if (n < 0)
+        return report_error(report, n, "LISTEN_FDS=%s: descriptor %d cannot be used: %s", env->listen_fds,
+                            NOTIFY_LISTEN_FD, strerror(-n));
     *ret_fd = n > 0 ? listen[0].fd : -1;
-    return n > 1 ? -E2BIG : n < 0 ? n : 0;
+    return 0;
+}
+
+static int open_notify(struct process *p, const struct notify_env *env, struct report *report) {
+    int r = notify_open(&p->notify, env, getpid());
+
+    if (r != 0)
+        return report_error(report, r, "NOTIFY_SOCKET=%s WATCHDOG_USEC=%s WATCHDOG_PID=%s: %s", env->notify_socket,
+                            shown(env->watchdog_usec), shown(env->watchdog_pid), strerror(-r));
+    p->service.stuck_us = p->notify.watchdog_us > 0 ? (uint64_t)p->notify.watchdog_us : STUCK_US;
+    return 0;
 }
 
 static void open_handles(struct process *p) {
@@ -389,16 +428,16 @@ int process_run(struct config *config, const struct config_source *source, const
     service->loop = &p->loop;
     service->drain = drain;
     service->reload = reload;
-    if (find_listen_fd(env, &listen_fd) != 0)
-        return fail(p, "start.failed", "the service manager must hand over one socket, or none", PROCESS_EXIT_CONFIG);
-    r = notify_open(&p->notify, &env->notify, getpid());
+    r = find_listen_fd(&env->notify, &listen_fd, &report);
+    if (r == 0)
+        r = open_notify(p, &env->notify, &report);
     if (r != 0)
-        return fail(p, "start.failed", "the service manager's variables make no sense", PROCESS_EXIT_CONFIG);
+        return fail(p, "start.failed", report.line, PROCESS_EXIT_CONFIG);
     if (uv_loop_init(&p->loop) != 0 || gens_open(service, &service->gens) != 0)
         return fail(p, "start.failed", "out of memory or descriptors", PROCESS_EXIT_FAILED);
     r = open_server(p, listen_fd, &report);
     if (r != 0)
-        return fail(p, "start.failed", r > 0 ? report.line : strerror(-r), PROCESS_EXIT_FAILED);
+        return fail(p, "start.failed", report.line, listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED);
     log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
              listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
     open_handles(p);

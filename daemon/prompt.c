@@ -148,6 +148,8 @@ static int encode_messages(struct builder *b) {
                             "send prompt or prompt_ids");
     chat_prompt_init(&chat, TOKENIZER_TEXT_BYTES_MAX);
     r = chat_render(input->messages, input->tools, &options, &chat, b->report);
+    if (r == CHAT_E_REFUSED)
+        r = PROMPT_E_REFUSED;
     if (r == 0)
         r = check_bytes(b, chat.text.n);
     if (r == 0 && input->continuation && input->close_turn)

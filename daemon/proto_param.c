@@ -14,8 +14,9 @@ static const char *type_name(const msgpack_object *object) {
     case MSGPACK_OBJECT_BOOLEAN:
         return "a bool";
     case MSGPACK_OBJECT_POSITIVE_INTEGER:
-    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
         return "an integer";
+    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
+        return "a negative integer";
     case MSGPACK_OBJECT_FLOAT32:
     case MSGPACK_OBJECT_FLOAT64:
         return "a float";
@@ -133,13 +134,13 @@ static int decode_choice(const struct proto_param *param, const msgpack_object *
             }
     text_init(&list, 256);
     for (const char *const *choice = param->choices; *choice; choice++) {
-        text_add_string(&list, choice == param->choices ? "\"" : ", \"");
+        text_add_string(&list, choice == param->choices ? "one of \"" : ", \"");
         text_add_string(&list, *choice);
         text_add_string(&list, "\"");
     }
     text_add(&list, "", 1);
     if (list.error == 0 && object->type == MSGPACK_OBJECT_STR)
-        report_line(report, "\"%s\" is \"%.*s\"; it must be one of %s", param->name,
+        report_line(report, "\"%s\" is \"%.*s\"; it must be %s", param->name,
                     shown((struct span){object->via.str.ptr, object->via.str.size}), object->via.str.ptr, list.bytes);
     else
         wrong_type(param->name, object, list.error ? "one of a few strings" : list.bytes, report);

@@ -65,7 +65,7 @@ struct seq {
     struct kv_key root;  /* of the namespace */
     struct kv_key *keys; /* [n_tokens_max / 64] owned; known: [0, n_keys) */
     int n_keys;
-    int cuts[SEQ_CUTS_MAX]; /* ascending: multiples of 64 below n_prompt where restore points are wanted */
+    int cuts[SEQ_CUTS_MAX]; /* ascending: multiples of 64 up to n_prompt where restore points are wanted */
     int n_cuts;
     const struct seq_calls *calls;
     void *user;

@@ -27,6 +27,7 @@ struct service {
     struct gens *gens;
     struct wire_out out; /* of the message at hand */
     uint64_t started_us;
+    uint64_t stuck_us; /* a device that finishes no plan for so long is stuck */
     void (*drain)(struct service *service); /* as SIGTERM */
     int (*reload)(struct service *service, struct config_change *ret_changes, int *ret_n,
                   struct report *report); /* as SIGHUP; room for CONFIG_KEYS_MAX */
@@ -34,7 +35,7 @@ struct service {
 
 uint64_t service_now_us(void); /* monotonic */
 
-/* Work is done, or there is none. */
+/* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);
 
 /* Brings gauges and totals that others keep up to date. */

@@ -153,8 +153,11 @@ static void pin(struct sessions *s, struct session *session, uint32_t n_pages) {
 
 int sessions_extend(struct sessions *s, struct session *session, const int32_t *tokens, int n) {
     int have = session->n / PAGE_TOKENS, want = n / PAGE_TOKENS;
-    int r = reserve(session, n);
+    int r;
 
+    if (n == session->n) /* a copy of an empty session has no memory yet */
+        return 0;
+    r = reserve(session, n);
     if (r != 0)
         return r;
     memcpy(session->tokens + session->n, tokens + session->n, (size_t)(n - session->n) * sizeof *tokens);

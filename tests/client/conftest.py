@@ -14,6 +14,8 @@ from fake_spillwayd import FakeServer  # noqa: E402
 
 def pytest_addoption(parser):
     parser.addoption("--spillway", help="the program spillway")
+    parser.addoption("--daemon", help="the program spillwayd")
+    parser.addoption("--probe", help="the program spillway-probe")
     parser.addoption("--example", help="the program of client/example.c")
 
 

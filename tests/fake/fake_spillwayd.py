@@ -17,6 +17,8 @@ import time
 import msgpack
 
 REASONING = "Let me see. "
+MODEL = {"name": "fake", "n_vocab": 256, "n_context": 4096, "fingerprint": "5f0c", "backend": "cpu",
+         "draft": {"name": "fake-draft", "block": 16}}
 
 
 class Refusal(Exception):
@@ -75,7 +77,7 @@ class Connection:
     def answer(self, request_id, method, params):
         try:
             if method != "hello" and not self.greeted:
-                raise Refusal("BAD_PARAM", "the first request must be hello")
+                raise Refusal("FORBIDDEN", "the first request must be hello")
             if method in self.server.refusals:
                 raise Refusal(*self.server.refusals[method])
             handler = getattr(self, "on_" + method.replace(".", "_"), None)
@@ -93,8 +95,8 @@ class Connection:
     def on_hello(self, _, params):
         if params.get("version") != 1:
             raise Refusal("BAD_PARAM", "version is 1")
-        return {"version": 1, "features": ["sessions"], "limits": {"frame_bytes": 16 << 20, "max_context": 4096},
-                "model": {"name": "fake", "draft": "fake-draft"} if self.server.ready else None, "uid": self.uid}
+        return {"version": 1, "features": ["sessions"], "limits": {"frame_bytes": 16 << 20, "requests": 256, "context": 4096},
+                "model": MODEL if self.server.ready else None, "uid": self.uid}
 
     def on_server_health(self, *_):
         ready = self.server.ready
@@ -106,7 +108,7 @@ class Connection:
         return {"requests": {"done": 10 * self.server.n_stats, "running": 0}, "uptime_s": 1.5}
 
     def on_model_info(self, *_):
-        return {"name": "fake", "n_layers": 4}
+        return MODEL
 
     def on_text_tokenize(self, _, params):
         return {"ids": ids_of(params["text"])}
@@ -119,11 +121,11 @@ class Connection:
         return {"text": text, "ids": ids_of(text), "cached": {"device": 0, "host": 0, "disk": 0}}
 
     def on_gen_cancel(self, _, params):
-        self.cancelled.add(params["id"])
+        self.cancelled.add(params.get("id"))
         return {}
 
     def on_gen_list(self, *_):
-        return {"gens": [{"id": 7, "state": "decode", "n_prompt": 12, "n_completion": 3}]}
+        return {"gens": [{"gen": 7, "id": 2, "state": "decode", "n_prompt": 12, "n_completion": 3}]}
 
     def on_gen_start(self, request_id, params):
         texts = [params[k] for k in ("prompt", "prompt_ids", "messages") if k in params]
@@ -136,7 +138,7 @@ class Connection:
         seq = iter(range(1 << 30))
 
         def event(kind, **fields):
-            if params.get("stream", True):
+            if params.get("stream", True) or kind not in ("delta", "tool_call"):
                 self.send([2, "gen.event", {"id": request_id, "seq": next(seq), "type": kind, **fields}])
 
         event("accepted", n_prompt=len(text), cached=cached, queue=0)
@@ -175,7 +177,7 @@ class Connection:
                 "timings": {"queue_ms": 0.1, "restore_ms": 0.0, "prefill_ms": 2.0, "decode_ms": 10.0 * n,
                             "ttft_ms": 2.5}}
 
-    # ---- sessions: a dict name -> {n_tokens, pinned, parked}
+    # ---- sessions: a dict name -> what session.info tells, without the name
 
     def session(self, params):
         try:
@@ -183,9 +185,10 @@ class Connection:
         except KeyError:
             raise Refusal("NOT_FOUND", f"there is no session {params.get('name')}") from None
 
-    def on_session_open(self, _, params):
-        self.server.sessions.setdefault(params["name"], {"n_tokens": 0, "pinned": False, "parked": False})
-        return {"name": params["name"], "durable": False}
+    def on_session_open(self, request_id, params):
+        self.server.sessions.setdefault(params["name"], {
+            "n_tokens": 0, "cached": {"device": 0, "host": 0, "disk": 0}, "pinned": False, "durable": False})
+        return self.on_session_info(request_id, params)
 
     def on_session_close(self, _, params):
         self.session(params)
@@ -198,30 +201,25 @@ class Connection:
     def on_session_info(self, _, params):
         return {"name": params["name"], **self.session(params)}
 
-    def on_session_fork(self, _, params):
-        self.server.sessions[params["to"]] = dict(self.session(params))
-        return {"name": params["to"], "n_tokens": params.get("at", 0)}
+    def on_session_fork(self, request_id, params):
+        copy = {**self.session(params), "n_tokens": params.get("at", 0)}
+        self.server.sessions[params["new_name"]] = copy
+        return self.on_session_info(request_id, {"name": params["new_name"]})
 
-    def change(self, params, **fields):
-        self.session(params).update(fields)
-        return {}
+    def on_session_pin(self, request_id, params):
+        self.session(params)["pinned"] = True
+        return self.on_session_info(request_id, params)
 
-    def on_session_park(self, _, params):
-        return self.change(params, parked=True)
+    def on_session_unpin(self, request_id, params):
+        self.session(params)["pinned"] = False
+        return self.on_session_info(request_id, params)
 
-    def on_session_resume(self, _, params):
-        return self.change(params, parked=False)
-
-    def on_session_pin(self, _, params):
-        return self.change(params, pinned=True)
-
-    def on_session_unpin(self, _, params):
-        return self.change(params, pinned=False)
+    on_session_park = on_session_resume = on_session_info
 
     # ---- cache and server
 
     def on_cache_stats(self, *_):
-        return {tier: {"pages": n, "bytes": n * 4096} for n, tier in enumerate(("device", "host", "disk"))}
+        return {"tiers": {tier: {"pages": n, "bytes": n * 4096} for n, tier in enumerate(("device", "host", "disk"))}}
 
     def on_cache_lookup(self, _, params):
         return {"device": len(params["prompt_ids"]) // 64 * 64, "host": 0, "disk": 0}
@@ -229,16 +227,19 @@ class Connection:
     def on_cache_evict(self, _, params):
         if params["tier"] not in ("device", "host", "disk"):
             raise Refusal("BAD_PARAM", "tier is device, host or disk")
-        return {"bytes": params.get("bytes", 4096)}
+        return {"pages": 1, "bytes": params.get("bytes", 4096)}
 
     def on_cache_verify(self, *_):
-        return {"pages": 3, "corrupt": 0}
+        return {"pages": 3, "bad": 0}
 
     def on_cache_flush(self, *_):
-        return {}
+        return {"pages": 2}
+
+    def on_server_metrics(self, *_):
+        return {"text": "# TYPE spillway_requests_total counter\nspillway_requests_total 12\n"}
 
     def on_server_reload(self, *_):
-        return {"changed": ["log.level"]}
+        return {"changed": ["log.level"], "needs_restart": []}
 
     def on_server_drain(self, *_):
         return {"running": 0}

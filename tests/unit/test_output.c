@@ -281,6 +281,7 @@ static void a_stop_string_ends_the_text_before_it(void **state) {
         stops((enum output_mode)mode, "one", "one two", "");
         stops((enum output_mode)mode, "o t", "one two three", "T{one tw");
         stops((enum output_mode)mode, "aab", "aaaaaab", "T{aaaa");
+        stops((enum output_mode)mode, "aabaaac", "aabaaabaaac", "T{aaba"); /* falls back to "aa" inside itself */
         stops((enum output_mode)mode, "\xF0\x9F\x98\x80", "a\xF0\x9F\x98\x81\xF0\x9F\x98\x80", "T{a\xF0\x9F\x98\x81");
         stops((enum output_mode)mode, "\n\n", "a\n\nb", "T{a");
     }
