@@ -377,6 +377,7 @@ void gens_start(struct service *service, struct conn *conn, struct request *requ
     gen->deadline_us =
         request->gen->deadline_ms > 0 ? gen->received_us + (uint64_t)request->gen->deadline_ms * 1000 : 0;
     gen->next = gens->first;
+    gen->number = ++gens->last_number;
     gens->first = gen;
     gens->n++;
     gen->build.pair = &service->pair;
@@ -422,6 +423,15 @@ static void end_gen(struct gen *gen, enum proto_finish finish, enum proto_code w
 bool gens_cancel(struct gens *gens, struct conn *conn, uint32_t id) {
     for (struct gen *gen = gens->first; gen; gen = gen->next)
         if (gen->conn == conn && gen->id == id && !gen->is_unwanted) {
+            end_gen(gen, PROTO_FINISH_CANCELLED, PROTO_CANCELLED);
+            return true;
+        }
+    return false;
+}
+
+bool gens_cancel_number(struct gens *gens, uid_t uid, bool of_all, uint64_t number) {
+    for (struct gen *gen = gens->first; gen; gen = gen->next)
+        if (gen->number == number && (of_all || gen->uid == uid) && !gen->is_unwanted) {
             end_gen(gen, PROTO_FINISH_CANCELLED, PROTO_CANCELLED);
             return true;
         }
@@ -474,11 +484,13 @@ void gens_end_all(struct gens *gens, enum proto_finish why) {
 static const char *state_name(const struct gen *gen) {
     if (gen->state == GEN_BUILDING)
         return "tokenize";
+    if (gen->seq->is_parked && gen->seq->state != SEQ_FEEDING)
+        return "parked"; /* with its place and pages, or without them when others need them */
     switch (gen->seq->state) {
     case SEQ_FEEDING:
         return "prefill";
     case SEQ_DECODING:
-        return gen->seq->is_parked ? "parked" : "decode";
+        return "decode";
     case SEQ_WAITING:
     case SEQ_PREEMPTED:
     case SEQ_LEAVING:
@@ -496,7 +508,9 @@ void gens_write_list(const struct gens *gens, uid_t uid, bool of_all, struct wir
     for (const struct gen *gen = gens->first; gen; gen = gen->next) {
         if (!of_all && gen->uid != uid)
             continue;
-        wire_map(out, 7);
+        wire_map(out, 8);
+        wire_key(out, "gen");
+        wire_uint(out, gen->number);
         wire_key(out, "id");
         wire_uint(out, gen->id);
         wire_key(out, "uid");

@@ -94,11 +94,20 @@ static void model_info_of(const struct call *call) {
 /* ---- generations ---------------------------------------------------------------------------------------------------- */
 
 static void cancel(const struct call *call) {
-    int64_t id = 0;
+    struct gens *gens = call->service->gens;
+    int64_t id = 0, number = 0;
+    bool found;
 
     request_get_int(call->request, "id", &id);
-    if (gens_cancel(call->service->gens, call->conn, (uint32_t)id))
+    request_get_int(call->request, "gen", &number);
+    if (number > 0) /* the decoder lets exactly one of them through */
+        found = gens_cancel_number(gens, conn_uid(call->conn), conn_is_admin(call->conn), (uint64_t)number);
+    else
+        found = gens_cancel(gens, call->conn, (uint32_t)id);
+    if (found)
         begin(call, 0);
+    else if (number > 0)
+        refuse(call, PROTO_NOT_FOUND, "no generation of this user has this number; it may just have ended");
     else
         refuse(call, PROTO_NOT_FOUND, "no generation of this connection has this id; it may just have ended");
 }
@@ -209,6 +218,7 @@ static void fork_session(const struct call *call) {
     struct span new_name = {0};
     struct report report;
     int64_t at;
+    int r;
 
     if (!session)
         return;
@@ -224,9 +234,8 @@ static void fork_session(const struct call *call) {
         refuse(call, PROTO_BAD_PARAM, report.line);
         return;
     }
-    answer_made(
-        call, sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy),
-        copy);
+    r = sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy);
+    answer_made(call, r, copy);
 }
 
 static void pin_session(const struct call *call) {
@@ -235,7 +244,8 @@ static void pin_session(const struct call *call) {
     if (!session)
         return;
     if (sessions_pin(call->service->sessions, session) != 0)
-        refuse(call, PROTO_NO_SPACE, "pinned sessions may hold half of the pages, and this one does not fit any more");
+        refuse(call, PROTO_NO_SPACE,
+               "pinned sessions may hold half of the pages and of the restore points; this one no longer fits");
     else
         answer_session(call, session);
 }

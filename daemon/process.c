@@ -204,7 +204,8 @@ static int begin_serving(struct process *p) {
     struct sessions_options options = {.store = service->pair.store,
                                        .n_context = service->pair.plan.max_context,
                                        .has_shared_prefixes = service->config.kv.shared_prefixes,
-                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2};
+                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2,
+                                       .n_pin_states_max = ((uint32_t)service->pair.plan.n_restore_points + 1) / 2};
     int r = sessions_open(&options, &service->sessions);
 
     if (r == 0)
