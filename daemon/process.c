@@ -383,11 +383,6 @@ static void open_handles(struct process *p) {
     }
 }
 
-static int fail(struct process *p, const char *event, const char *reason, int status) {
-    log_line(&p->service.log, LOG_ERROR, event, "reason=%s", reason);
-    return status;
-}
-
 static void close_service(struct service *service) {
     gens_close(service->gens);
     engine_close(service->pair.engine); /* before the sessions and the store it has leases on */
@@ -398,12 +393,32 @@ static void close_service(struct service *service) {
     config_free(&service->config);
 }
 
+/* 0, or the status to exit with. */
+static int open_process(struct process *p, const struct process_env *env, struct report *report) {
+    struct service *service = &p->service;
+    int listen_fd, r;
+
+    r = uv_loop_init(&p->loop);
+    if (r == 0)
+        r = gens_open(service, &service->gens);
+    if (r != 0) {
+        report_line(report, "the loop cannot be set up: %s", strerror(-r));
+        return PROCESS_EXIT_FAILED;
+    }
+    if (find_listen_fd(&env->notify, &listen_fd, report) != 0 || open_notify(p, &env->notify, report) != 0)
+        return PROCESS_EXIT_CONFIG;
+    if (open_server(p, listen_fd, report) != 0)
+        return listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED;
+    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
+             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
+    return 0;
+}
+
 int process_run(struct config *config, const struct config_source *source, const struct process_env *env) {
     struct process process = {.service = {.config = *config, .source = source, .started_us = service_now_us()}};
     struct process *p = &process;
     struct service *service = &p->service;
     struct report report;
-    int listen_fd, r;
 
     log_init(&service->log, STDERR_FILENO, (enum log_level)config->log.level,
              log_is_journal(STDERR_FILENO, env->journal_stream), NULL);
@@ -411,24 +426,18 @@ int process_run(struct config *config, const struct config_source *source, const
     wire_out_init(&service->out, SERVICE_MESSAGE_BYTES_MAX);
     service->loop = &p->loop;
     service->drain = drain;
-    r = find_listen_fd(&env->notify, &listen_fd, &report);
-    if (r == 0)
-        r = open_notify(p, &env->notify, &report);
-    if (r != 0)
-        return fail(p, "start.failed", report.line, PROCESS_EXIT_CONFIG);
-    if (uv_loop_init(&p->loop) != 0 || gens_open(service, &service->gens) != 0)
-        return fail(p, "start.failed", "out of memory or descriptors", PROCESS_EXIT_FAILED);
-    r = open_server(p, listen_fd, &report);
-    if (r != 0)
-        return fail(p, "start.failed", report.line, listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED);
-    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
-             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
-    open_handles(p);
-    p->is_loading = true;
-    uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
-    uv_run(&p->loop, UV_RUN_DEFAULT);
+    p->notify.fd = -1;
+    p->status = open_process(p, env, &report);
+    if (p->status != 0) {
+        log_line(&service->log, LOG_ERROR, "start.failed", "reason=%s", report.line);
+    } else {
+        open_handles(p);
+        p->is_loading = true;
+        uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
+        uv_run(&p->loop, UV_RUN_DEFAULT);
+        log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
+    }
     uv_loop_close(&p->loop);
-    log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
     close_service(service);
     notify_close(&p->notify);
     return p->status;

@@ -128,7 +128,7 @@ def test_stop_lets_what_runs_finish_and_takes_nothing_new(daemon, manager):
     systemd = manager()
     one = daemon(env=systemd.env)
     with one.connect() as client, one.connect() as other:
-        generation = start_generation(client, max_tokens=600)
+        generation = start_generation(client, max_tokens=300)
         one.process.send_signal(signal.SIGTERM)
         systemd.wait("STOPPING=1")
         systemd.wait("STATUS=draining: 1 .*")
@@ -138,7 +138,7 @@ def test_stop_lets_what_runs_finish_and_takes_nothing_new(daemon, manager):
         with pytest.raises(spillway.ConnectError):
             one.connect()
         result = generation.result()
-        assert result["finish_reason"] == "length" and result["usage"]["completion"] == 600
+        assert result["finish_reason"] == "length" and result["usage"]["completion"] == 300
     assert one.process.wait(timeout=60) == 0
     assert not os.path.exists(one.socket)
 

@@ -57,7 +57,7 @@ def test_the_loop_thread_makes_no_call_that_blocks_while_it_serves(daemon, tmp_p
                 client.call(method)
             client.generate(prompt="Once", max_tokens=1000).cancel()
 
-    threads = [threading.Thread(target=serve, args=(i,)) for i in range(6 if not long else 32)]
+    threads = [threading.Thread(target=serve, args=(i,)) for i in range(32 if long else 3)]
     for thread in threads:
         thread.start()
     one.process.send_signal(signal.SIGHUP)
@@ -67,7 +67,7 @@ def test_the_loop_thread_makes_no_call_that_blocks_while_it_serves(daemon, tmp_p
     tracer.wait()
     calls = [CALL.match(line) for line in trace.read_text().splitlines()]
     calls = [match.groups() for match in calls if match]
-    assert sum(call == "epoll_wait" for call, *_ in calls) > 20 and any(call == "write" for call, *_ in calls)
+    assert sum(call == "epoll_wait" for call, *_ in calls) > 10 and any(call == "write" for call, *_ in calls)
     futex_s = 0.001 if long else 0.05  # another thread that holds the lock may have lost its core
     bad = [(why, call, arguments[:100], seconds) for call, arguments, seconds in calls if
            (why := complaint(call, arguments, float(seconds), futex_s))]
