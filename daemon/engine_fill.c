@@ -175,9 +175,11 @@ static bool is_room_coming(const struct engine *engine) {
 
 /* What a client that does not read holds is for those that go on. */
 static void preempt_parked(struct engine *engine) {
-    for (struct seq *seq = engine->placed; seq && !is_room_coming(engine); seq = seq->next)
+    for (struct seq *seq = engine->placed, *next; seq && !is_room_coming(engine); seq = next) {
+        next = seq->next;
         if (seq->is_parked)
             engine_preempt(engine, seq);
+    }
 }
 
 static void admit(struct engine *engine, struct plan *plan) {
