@@ -37,6 +37,7 @@ static void add_to_list(struct engine *engine, struct seq *seq, int at) {
         (struct schedule_seq){.priority = seq->priority,
                               .order = seq->order,
                               .is_waiting = seq->state == SEQ_WAITING,
+                              .is_parked = seq->is_parked,
                               .is_fed = seq->state == SEQ_DECODING,
                               .is_replay = seq->n_fed >= seq->n_prompt,
                               .n_left = seq->n_given - seq->n_fed,
@@ -60,7 +61,8 @@ static int list_waiting(struct engine *engine, int n) {
     int end = min_int(n + ENGINE_LOOK_AHEAD, engine->n_list_max);
 
     for (struct seq *seq = waiting_first(&engine->waiting); seq && n < end; seq = waiting_next(&engine->waiting, seq))
-        add_to_list(engine, seq, n++);
+        if (!seq->is_parked) /* it is admitted again when its client reads */
+            add_to_list(engine, seq, n++);
     return n;
 }
 
@@ -163,19 +165,40 @@ static void count_passed_by(struct engine *engine, int first, int admitted) {
         engine->list_seqs[i]->n_passed_by += engine->list_seqs[i]->state == SEQ_WAITING;
 }
 
+/* Somebody leaves: pages and a place come with the end of plans that are out. */
+static bool is_room_coming(const struct engine *engine) {
+    for (const struct seq *seq = engine->placed; seq; seq = seq->next)
+        if (!has_place(seq))
+            return true;
+    return false;
+}
+
+/* What a client that does not read holds is for those that go on. */
+static void preempt_parked(struct engine *engine) {
+    for (struct seq *seq = engine->placed, *next; seq && !is_room_coming(engine); seq = next) {
+        next = seq->next;
+        if (seq->is_parked)
+            engine_preempt(engine, seq);
+    }
+}
+
 static void admit(struct engine *engine, struct plan *plan) {
     uint32_t n_pages = kv_store_n_available(engine->options.store, KV_TARGET_FULL), n_slack;
     bool is_empty = engine->n_free_places == engine->options.n_places;
     int first, n, n_admit;
 
-    if (engine->n_free_places == 0 || engine->waiting.n == 0)
+    if (engine->waiting.n == 0)
         return;
     first = list_placed(engine);
     n = list_waiting(engine, first);
+    if (n == first)
+        return;
     /* Those that decode grow too: without this, who was preempted would take back what it had just given. */
     n_slack = 2 * (uint32_t)(engine->options.n_places - engine->n_free_places);
     n_pages = n_pages > n_slack ? n_pages - n_slack : 0;
     n_admit = schedule_admit(engine->list, n, engine->n_free_places, n_pages, engine->admitted);
+    if (n_admit < n - first)
+        preempt_parked(engine);
     if (n_admit == 0 &&
         is_empty) /* nobody will give anything back: it gets what there is, and ends if that is too little */
         engine->admitted[n_admit++] = first;
@@ -201,9 +224,8 @@ static bool make_room(struct engine *engine, struct seq *seq) {
     struct seq *victim;
     int n;
 
-    for (const struct seq *s = engine->placed; s; s = s->next)
-        if (!has_place(s))
-            return false;
+    if (is_room_coming(engine))
+        return false;
     n = list_placed(engine);
     n = schedule_victim(engine->list, n);
     assert(n >= 0); /* the seq itself has a place */

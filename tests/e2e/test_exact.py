@@ -2,17 +2,18 @@
 
 By default each prompt gets some tokens beyond its end; with --long 256 of them, and the slow reference numerics too.
 """
-import json
+import random
 
 import pytest
 
-from ask import accept_length, ask_all, ask_one_by_one, ids_of, wait_until_all_is_home
+from ask import accept_length, ask_all, ask_one_by_one, check_answer, ids_of, wait_until_all_is_home
 from conftest import ROOT
 from tiny_pair import N_TOKENS, TinyPair, is_decided
 
 TINY = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
 WIDE = {"kv.device_bytes": "1GiB"}  # 32 seqs side by side: a quarter of it holds their states
 ACCEPT_LENGTH_MIN = 4.9
+HITS = 'spillway_prefix_lookups_total{outcome="hit"}'
 
 
 def requests(n_tokens, **params):
@@ -135,3 +136,51 @@ def test_who_is_preempted_goes_on_with_the_same_tokens(daemon, long, params):
     print(f"{metrics['spillway_preemptions_total']:.0f} preemptions")
     assert metrics["spillway_preemptions_total"] > 0
     wait_until_all_is_home(one)
+
+
+def any_request(rng):
+    """Prompts that share beginnings, of all lengths; every parameter that has a say in tokens."""
+    begin = TINY.prompts[rng.choice((2, 4, 9))]
+    params = {"prompt_ids": begin[:rng.randrange(1, len(begin))] + rng.choice(TINY.prompts)[:rng.randrange(200)],
+              "max_tokens": rng.choice((1, 2, 17, 40, rng.randrange(1, 150))), "ignore_eos": rng.random() < 0.7,
+              "speculate": rng.random() < 0.8, "temperature": rng.choice((0, 0, 0.7, 1.2)), "seed": rng.randrange(99),
+              "cache": rng.choice(("use", "use", "use", "no_store", "bypass")), "priority": rng.randrange(-2, 3)}
+    if rng.random() < 0.3:
+        params |= {"frequency_penalty": 0.4, "repetition_penalty": 1.1}
+    if rng.random() < 0.2:
+        params |= {"logprobs": rng.randrange(4)}
+    if rng.random() < 0.2:
+        params |= {"stop_ids": rng.sample(range(4096), 5), "stop": ["and", " 1"]}
+    return params
+
+
+def same_answer(a, b):
+    return all(a.get(key) == b.get(key) for key in ("ids", "text", "finish_reason", "stop_match", "logprobs"))
+
+
+def test_a_crowd_on_a_small_device_gets_what_each_gets_alone(daemon, long):
+    """Hits, branches, evictions, preemptions, priorities and cancels all at once."""
+    seed = 4
+    rng = random.Random(seed)
+    asked = [any_request(rng) for _ in range(300 if long else 16)]
+    settings = {"kv.dtype": "f32", "kv.draft_dtype": "f32"}
+    with daemon(**settings, **{"draft.path": "", "kv.device_bytes": "256MiB"}).connect() as client:
+        alone = ask_one_by_one(client, [{**request, "cache": "bypass"} for request in asked])
+    small = daemon(**settings, **{"kv.device_bytes": "40MiB", "sched.prefill_chunk": 128})
+    with small.connect() as client, small.connect() as other:
+        for begin in range(0, len(asked), 48):
+            part = asked[begin:begin + 48]
+            crowd = [client.generate(stream=False, return_ids=True, **request) for request in part]
+            cancelled = [other.generate(**any_request(rng)) for _ in range(len(part) // 4)]
+            for i, generation in enumerate(crowd):
+                answer = generation.result()
+                if i % 4 == 3 and cancelled:
+                    cancelled.pop().cancel()
+                check_answer(answer, asked[begin + i])
+                assert same_answer(answer, alone[begin + i]), f"seed {seed}, request {begin + i}: {asked[begin + i]}"
+            for generation in cancelled:
+                generation.result()
+    metrics = small.metrics()
+    wait_until_all_is_home(small)
+    print(f"{len(asked)} requests, {metrics['spillway_preemptions_total']:.0f} preemptions, "
+          f"{metrics[HITS]:.0f} hits")

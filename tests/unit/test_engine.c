@@ -103,7 +103,7 @@ static void give_pages(struct engine_rig *rig, enum kv_group group, int n, const
 
 /* ---- pages run out -------------------------------------------------------------------------------------------------- */
 
-static void who_left_for_pages_comes_back_though_no_plan_was_sent(void **state) {
+static void what_a_parked_seq_holds_is_for_those_that_go_on(void **state) {
     struct engine_rig_options options = engine_rig_roomy(2, CONTEXT);
     struct client old = {0}, young = {0};
     struct engine_rig rig;
@@ -117,13 +117,15 @@ static void who_left_for_pages_comes_back_though_no_plan_was_sent(void **state) 
     for (int i = 0; i < 20; i++)
         engine_rig_turn(&rig);
     seq->is_parked = true;
-    turn_until_quiet(&rig); /* the young one has all other pages now */
-    assert_int_equal(young.n_ends, 0);
-    engine_end(rig.engine, seq);
-    turn_until_quiet(&rig);
+    turn_until_quiet(&rig); /* the young one needs more pages than are left beside the parked one's */
     assert_int_equal(young.n_ends, 1);
     assert_int_equal(young.why, SEQ_END_LENGTH);
     assert_int_equal(young.n_tokens, 400);
+    assert_int_equal(old.n_ends, 0);
+    seq->is_parked = false;
+    turn_until_quiet(&rig);
+    assert_int_equal(old.n_ends, 1);
+    assert_int_equal(old.n_tokens, 100);
     engine_rig_check_is_idle(&rig);
     engine_rig_close(&rig);
 }
@@ -366,7 +368,7 @@ static void restore_points_are_the_states_of_a_cold_run(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_left_for_pages_comes_back_though_no_plan_was_sent),
+        cmocka_unit_test(what_a_parked_seq_holds_is_for_those_that_go_on),
         cmocka_unit_test(alone_and_without_pages_a_seq_ends),
         cmocka_unit_test(alone_and_without_states_a_seq_ends),
         cmocka_unit_test(a_preempted_seq_runs_again_what_it_had_said_through_the_verify_path),
