@@ -190,7 +190,6 @@ static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
 
     if (conn->state != CONN_OPEN) /* the buffer is gone */
         return;
-    id = frame_peek_id(bytes + n_used, n - n_used); /* the bytes may move now */
     if (n_used > 0 || conn->message_since_ms == 0)
         conn->message_since_ms = uv_now(conn->hub->loop);
     id = frame_peek_id(bytes + n_used, n - n_used);

@@ -17,12 +17,14 @@
 
 enum { CONTEXT = 512, N_PLACES = 4, N_SEQS = 40, N_STEPS = 1000 };
 
+/* The linker chose these names. NOLINTBEGIN(bugprone-reserved-identifier) */
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_realloc(void *ptr, size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t n, size_t bytes);
 void *__wrap_realloc(void *ptr, size_t bytes);
+/* NOLINTEND(bugprone-reserved-identifier) */
 
 static atomic_int n_allocations;
 
