@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from raw import Raw
 
-SECONDS = 100
+SECONDS = 240
 
 
 def within(coroutine):
@@ -41,18 +41,11 @@ async def state_of(raw, n_prompt):
     return next((gen["state"] for gen in gens if gen["n_prompt"] == n_prompt), None)
 
 
-def test_a_seq_goes_on_while_a_parked_one_has_the_pages(daemon):
-    """One that does not read must not keep pages from one that does, and goes on later where it was."""
-    one = daemon(**TWO_PLACES, **{"server.output_high": "64KiB", "server.output_low": "16KiB", "server.slow_timeout": "1h"})
-
+def goes_on(one, slow_params, other_params):
+    """One that does not read must not keep place and pages from one that does, and goes on later where it was."""
     async def run():
         async with await Raw.open(one.socket) as slow, await Raw.open(one.socket) as other:
-            n_context = (await slow.call("model.info"))["n_context"]
-            n_slow, n_other = n_context // 2, n_context // 2 - 200
-            slow_params = {"prompt_ids": [5] * n_slow, "ignore_eos": True, "max_tokens": 600, "temperature": 0,
-                           "logprobs": 20, "return_ids": True}
-            other_params = {"prompt_ids": [7] * n_other, "ignore_eos": True, "max_tokens": 250, "temperature": 0,
-                            "return_ids": True}
+            n_slow = len(slow_params["prompt_ids"])
             alone = [(await other.call("gen.start", **p))["ids"] for p in (slow_params, other_params)]
             slow_id = await slow.start("gen.start", **slow_params)
             while not slow.events[slow_id]:
@@ -70,6 +63,26 @@ def test_a_seq_goes_on_while_a_parked_one_has_the_pages(daemon):
         assert one.metrics()["spillway_preemptions_total"] > 0
 
     within(run())
+
+
+PARKS = {"server.output_high": "64KiB", "server.output_low": "16KiB", "server.slow_timeout": "1h"}
+PARAMS = {"ignore_eos": True, "temperature": 0, "return_ids": True}
+
+
+def test_a_seq_goes_on_while_a_parked_one_has_the_place(daemon):
+    goes_on(daemon(**PARKS, **{"sched.max_seqs": 1}),
+            {**PARAMS, "prompt_ids": [5] * 70, "max_tokens": 600, "logprobs": 20},
+            {**PARAMS, "prompt_ids": [7] * 80, "max_tokens": 20})
+
+
+def test_a_seq_goes_on_while_a_parked_one_has_the_pages(daemon, long):
+    if not long:
+        pytest.skip("computes long prompts several times; --long")
+    one = daemon(**TWO_PLACES, **PARKS)
+    with one.connect() as client:
+        n_context = client.hello["model"]["n_context"]
+    goes_on(one, {**PARAMS, "prompt_ids": [5] * (n_context // 2), "max_tokens": 600, "logprobs": 20},
+            {**PARAMS, "prompt_ids": [7] * (n_context // 2 - 200), "max_tokens": 250})
 
 
 def test_after_one_that_found_no_space_the_next_one_runs(daemon):
