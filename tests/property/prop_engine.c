@@ -14,7 +14,7 @@
 
 #define CHECK ENGINE_RIG_CHECK
 
-enum { CONTEXT = 512, PROMPT_MAX = 300, ANSWER_MAX = 280, N_BASES = 3, N_SIMS = 12, ROWS_MAX = 256 };
+enum { CONTEXT = 512, PROMPT_MAX = 300, ANSWER_MAX = 280, N_BASES = 2, N_SIMS = 12, ROWS_MAX = 256 };
 
 /* A request, and what became of it. */
 struct sim {
@@ -124,7 +124,7 @@ static struct seq *seq_of(struct sim *sim, const struct kv_key *root, enum seq_c
 static void draw_prompt(struct world *w, struct sim *sim) {
     int n_shared;
 
-    sim->n_prompt = 1 + (int)below(w, below(w, 2) ? 60 : PROMPT_MAX);
+    sim->n_prompt = 1 + (int)below(w, below(w, 3) == 0 ? 60 : PROMPT_MAX);
     if (below(w, 3) == 0)
         sim->n_prompt = 64 * (1 + (int)below(w, 4)) + (int)below(w, 3) - 1;
     if (w->n_last > 0 && below(w, 3) == 0) { /* the conversation goes on */
@@ -132,7 +132,7 @@ static void draw_prompt(struct world *w, struct sim *sim) {
         memcpy(sim->tokens, w->last, (size_t)n_shared * sizeof *w->last);
         sim->n_prompt = n_shared + 1 + (int)below(w, 40);
     } else {
-        n_shared = (int)below(w, 4) == 0 ? 0 : (int)below(w, (uint32_t)sim->n_prompt + 1);
+        n_shared = below(w, 4) ? max_int(0, sim->n_prompt - (int)below(w, 40)) : (int)below(w, (uint32_t)sim->n_prompt);
         memcpy(sim->tokens, w->bases[below(w, N_BASES)], (size_t)n_shared * sizeof *w->last);
     }
     for (int i = n_shared; i < sim->n_prompt; i++)
@@ -286,7 +286,7 @@ static const struct engine_rig_options CONFIGS[] = {
 };
 
 int main(int argc, char **argv) {
-    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
+    uint64_t given = argc > 1 ? strtoull(argv[1], NULL, 0) : 0, seed = given != 0 ? given : (uint64_t)time(NULL);
     int n_turns = argc > 2 ? atoi(argv[2]) : 400;
     const struct backend *backend = backend_find("cpu");
     struct engine_rig_options alone_options = engine_rig_roomy(1, CONTEXT);
