@@ -193,6 +193,8 @@ static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
     if (n_used > 0 || conn->message_since_ms == 0)
         conn->message_since_ms = uv_now(conn->hub->loop);
     id = frame_peek_id(bytes + n_used, n - n_used);
+    if (n_used > 0) /* at the end of a turn, others may have acted before: they act on this in the next one */
+        conn_hub_mark(conn->hub, conn);
     r = keep(conn, bytes + n_used, n - n_used); /* the bytes may be elsewhere now */
     if (r == 0 && conn->in_n == 0)
         conn->message_since_ms = 0;
@@ -251,6 +253,7 @@ void conn_in_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf) {
     if (conn->in_n == 0) {
         take_bytes(conn, buf->base, (size_t)n_read);
     } else {
+        assert(conn->in);
         conn->in_n += (size_t)n_read;
         take_bytes(conn, conn->in, conn->in_n);
     }

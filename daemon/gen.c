@@ -484,11 +484,13 @@ void gens_end_all(struct gens *gens, enum proto_finish why) {
 static const char *state_name(const struct gen *gen) {
     if (gen->state == GEN_BUILDING)
         return "tokenize";
+    if (gen->seq->is_parked && gen->seq->state != SEQ_FEEDING)
+        return "parked"; /* with its place and pages, or without them when others need them */
     switch (gen->seq->state) {
     case SEQ_FEEDING:
         return "prefill";
     case SEQ_DECODING:
-        return gen->seq->is_parked ? "parked" : "decode";
+        return "decode";
     case SEQ_WAITING:
     case SEQ_PREEMPTED:
     case SEQ_LEAVING:

@@ -9,6 +9,8 @@
 
 #include "conn.h"
 #include "gen.h"
+#include "later.h"
+#include "reload.h"
 #include "server.h"
 #include "watch.h"
 
@@ -22,12 +24,10 @@ enum {
     OUTPUT_BYTES_MAX = 256 << 20, /* of one connection; one response may be large */
     MESSAGE_TIMEOUT_MS = 60 * 1000,
     LINGER_MS = 2000,
-    MESSAGE_BYTES_MAX = 256 << 20,
 };
 
 struct process {
     struct service service;
-    const struct config_source *source;
     struct notify notify;
     uv_loop_t loop;
     uv_timer_t tick, watchdog;
@@ -79,7 +79,7 @@ static void step_drain(struct process *p) {
         return;
     if (service_now_us() >= p->drain_until_us)
         gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
-    if (gens_count(service->gens) == 0)
+    if (gens_count(service->gens) == 0 && !service->laters)
         close_all(p);
 }
 
@@ -204,7 +204,8 @@ static int begin_serving(struct process *p) {
     struct sessions_options options = {.store = service->pair.store,
                                        .n_context = service->pair.plan.max_context,
                                        .has_shared_prefixes = service->config.kv.shared_prefixes,
-                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2};
+                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2,
+                                       .n_pin_states_max = ((uint32_t)service->pair.plan.n_restore_points + 1) / 2};
     int r = sessions_open(&options, &service->sessions);
 
     if (r == 0)
@@ -277,6 +278,7 @@ static void on_drained(void *user, struct conn *conn) {
 static void on_close(void *user, struct conn *conn) {
     struct service *service = user;
 
+    later_conn_closed(service, conn);
     gens_conn_closed(service->gens, conn);
 }
 
@@ -307,35 +309,18 @@ static int open_server(struct process *p, int listen_fd, struct report *report) 
 
 /* ---- signals -------------------------------------------------------------------------------------------------------- */
 
-static int reload(struct service *service, struct config_change *ret_changes, int *ret_n, struct report *report) {
-    struct process *p = process_of(service);
-    struct config fresh;
-    int r = config_load(p->source, &fresh, report);
-
-    if (r != 0) {
-        log_line(&service->log, LOG_ERROR, "reload.refused", "reason=%s", report->line);
-        return r;
-    }
-    *ret_n = config_diff(&service->config, &fresh, ret_changes);
-    config_adopt(&service->config, &fresh);
-    config_free(&fresh);
-    log_set_level(&service->log, (enum log_level)service->config.log.level);
-    log_line(&service->log, LOG_INFO, "reload.done", "changed=%d", *ret_n);
-    return 0;
+static void on_reloaded(struct service *service) {
+    if (service->phase == SERVICE_SERVING)
+        notify_ready(&process_of(service)->notify);
 }
 
 static void on_signal(uv_signal_t *handle, int signal) {
     struct process *p = handle->data;
     struct service *service = &p->service;
-    struct config_change changes[CONFIG_KEYS_MAX];
-    struct report report;
-    int n;
 
     if (signal == SIGHUP) {
         notify_reloading(&p->notify, (int64_t)service_now_us());
-        reload(service, changes, &n, &report);
-        if (service->phase == SERVICE_SERVING)
-            notify_ready(&p->notify);
+        reload_start(service, NULL, NULL, on_reloaded);
     } else if (p->is_closing || service->phase == SERVICE_DRAINING) {
         log_line(&service->log, LOG_WARN, "exit.now", "signal=%d running=%d", signal, gens_count(service->gens));
         if (service->server)
@@ -398,11 +383,6 @@ static void open_handles(struct process *p) {
     }
 }
 
-static int fail(struct process *p, const char *event, const char *reason, int status) {
-    log_line(&p->service.log, LOG_ERROR, event, "reason=%s", reason);
-    return status;
-}
-
 static void close_service(struct service *service) {
     gens_close(service->gens);
     engine_close(service->pair.engine); /* before the sessions and the store it has leases on */
@@ -413,38 +393,51 @@ static void close_service(struct service *service) {
     config_free(&service->config);
 }
 
+/* 0, or the status to exit with. */
+static int open_process(struct process *p, const struct process_env *env, struct report *report) {
+    struct service *service = &p->service;
+    int listen_fd, r;
+
+    r = uv_loop_init(&p->loop);
+    if (r == 0)
+        r = gens_open(service, &service->gens);
+    if (r != 0) {
+        report_line(report, "the loop cannot be set up: %s", strerror(-r));
+        return PROCESS_EXIT_FAILED;
+    }
+    if (find_listen_fd(&env->notify, &listen_fd, report) != 0 || open_notify(p, &env->notify, report) != 0)
+        return PROCESS_EXIT_CONFIG;
+    if (open_server(p, listen_fd, report) != 0)
+        return listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED;
+    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
+             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
+    return 0;
+}
+
 int process_run(struct config *config, const struct config_source *source, const struct process_env *env) {
-    struct process process = {.source = source, .service = {.config = *config, .started_us = service_now_us()}};
+    struct process process = {.service = {.config = *config, .source = source, .started_us = service_now_us()}};
     struct process *p = &process;
     struct service *service = &p->service;
     struct report report;
-    int listen_fd, r;
 
     log_init(&service->log, STDERR_FILENO, (enum log_level)config->log.level,
              log_is_journal(STDERR_FILENO, env->journal_stream), NULL);
     metrics_init(&service->metrics);
-    wire_out_init(&service->out, MESSAGE_BYTES_MAX);
+    wire_out_init(&service->out, SERVICE_MESSAGE_BYTES_MAX);
     service->loop = &p->loop;
     service->drain = drain;
-    service->reload = reload;
-    r = find_listen_fd(&env->notify, &listen_fd, &report);
-    if (r == 0)
-        r = open_notify(p, &env->notify, &report);
-    if (r != 0)
-        return fail(p, "start.failed", report.line, PROCESS_EXIT_CONFIG);
-    if (uv_loop_init(&p->loop) != 0 || gens_open(service, &service->gens) != 0)
-        return fail(p, "start.failed", "out of memory or descriptors", PROCESS_EXIT_FAILED);
-    r = open_server(p, listen_fd, &report);
-    if (r != 0)
-        return fail(p, "start.failed", report.line, listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED);
-    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
-             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
-    open_handles(p);
-    p->is_loading = true;
-    uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
-    uv_run(&p->loop, UV_RUN_DEFAULT);
+    p->notify.fd = -1;
+    p->status = open_process(p, env, &report);
+    if (p->status != 0) {
+        log_line(&service->log, LOG_ERROR, "start.failed", "reason=%s", report.line);
+    } else {
+        open_handles(p);
+        p->is_loading = true;
+        uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
+        uv_run(&p->loop, UV_RUN_DEFAULT);
+        log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
+    }
     uv_loop_close(&p->loop);
-    log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
     close_service(service);
     notify_close(&p->notify);
     return p->status;

@@ -159,7 +159,7 @@ class Crowd:
 
     def long_one(self):
         return {"prompt": f"{self.random.random()} " + "so it goes " * self.random.randrange(1, 60),
-                "ignore_eos": True, "max_tokens": 300, "logprobs": self.random.choice([0, 5])}
+                "ignore_eos": True, "max_tokens": 150, "logprobs": self.random.choice([0, 5])}
 
     async def vanish(self):
         for _ in range(3):
@@ -262,9 +262,9 @@ def test_half_of_the_clients_misbehave_and_the_others_get_their_tokens(daemon, l
     n_fds, rss = one.n_fds(), one.rss_bytes()
     crowd = Crowd(one.socket, results, SEED)
     begin = time.monotonic()
-    asyncio.run(crowd.run(200 if long else 42))
+    asyncio.run(crowd.run(200 if long else 28))
     gauges = wait_at_rest(one, n_fds)
-    print(f"{200 if long else 42} clients, {crowd.n_right} right answers, {crowd.n_garbage} garbage, "
+    print(f"{200 if long else 28} clients, {crowd.n_right} right answers, {crowd.n_garbage} garbage, "
           f"{time.monotonic() - begin:.1f} s, {rss >> 10} -> {one.rss_bytes() >> 10} KiB")
     assert gauges["spillway_bad_frames_total"] == crowd.n_garbage
     assert "level=error" not in one.log()

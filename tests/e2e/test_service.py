@@ -128,7 +128,7 @@ def test_stop_lets_what_runs_finish_and_takes_nothing_new(daemon, manager):
     systemd = manager()
     one = daemon(env=systemd.env)
     with one.connect() as client, one.connect() as other:
-        generation = start_generation(client, max_tokens=600)
+        generation = start_generation(client, max_tokens=300)
         one.process.send_signal(signal.SIGTERM)
         systemd.wait("STOPPING=1")
         systemd.wait("STATUS=draining: 1 .*")
@@ -138,7 +138,7 @@ def test_stop_lets_what_runs_finish_and_takes_nothing_new(daemon, manager):
         with pytest.raises(spillway.ConnectError):
             one.connect()
         result = generation.result()
-        assert result["finish_reason"] == "length" and result["usage"]["completion"] == 600
+        assert result["finish_reason"] == "length" and result["usage"]["completion"] == 300
     assert one.process.wait(timeout=60) == 0
     assert not os.path.exists(one.socket)
 
@@ -232,8 +232,9 @@ def test_reloads_that_come_close_together_are_all_answered(daemon, tmp_path):
             while not request.done:
                 client._receive(request, 60)
         outcomes = [request.outcome() for request in requests]
-    assert outcomes[0] == {"changed": ["sched.queue_max"], "needs_restart": ["model.threads"]}
+        assert client.call("server.config")["values"]["sched.queue_max"]["value"] == "9"
     assert all(outcome["needs_restart"] == ["model.threads"] for outcome in outcomes)
+    assert sum(outcome["changed"] == ["sched.queue_max"] for outcome in outcomes) <= 1  # the first, or the signal
 
 
 # ---- sockets passed in

@@ -99,12 +99,23 @@ struct engine_rig_options engine_rig_roomy(int n_places, int n_context) {
                                                    [KV_DRAFT_SLIDING] = n_pages}};
 }
 
-void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options) {
+struct kv_store *engine_rig_store_open(const struct engine_rig_pair *pair, const struct engine_rig_options *options) {
     const struct model_info *info = model_info(pair->model);
     struct kv_store_options store = {.backend = pair->backend,
                                      .device = pair->device,
                                      .sliding_window_tokens = ENGINE_RIG_WINDOW,
                                      .n_records_max = (uint32_t)options->n_slots[KV_TARGET_FULL]};
+    struct kv_store *opened;
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        store.group[g].slot_bytes = g == KV_TARGET_STATE ? info->state.slot_bytes : info->groups[g].page_bytes;
+        store.group[g].n_slots = (uint32_t)options->n_slots[g] + (g != KV_TARGET_STATE);
+    }
+    ENGINE_RIG_CHECK(kv_store_open(&store, &opened) == 0);
+    return opened;
+}
+
+void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options) {
     struct engine_options engine = {.backend = pair->backend,
                                     .device = pair->device,
                                     .model = pair->model,
@@ -118,12 +129,7 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
     struct report report = {""};
 
     *rig = (struct engine_rig){.pair = pair, .options = *options};
-    for (int g = 0; g < KV_GROUP_N; g++) {
-        store.group[g].slot_bytes = g == KV_TARGET_STATE ? info->state.slot_bytes : info->groups[g].page_bytes;
-        store.group[g].n_slots = (uint32_t)options->n_slots[g] + (g != KV_TARGET_STATE);
-    }
-    ENGINE_RIG_CHECK(kv_store_open(&store, &rig->store) == 0);
-    engine.store = rig->store;
+    engine.store = rig->store = engine_rig_store_open(pair, options);
     ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
 }
 

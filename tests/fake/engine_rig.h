@@ -44,6 +44,8 @@ void engine_rig_pair_close(struct engine_rig_pair *pair);
 
 /* Pools in which everything fits. */
 struct engine_rig_options engine_rig_roomy(int n_places, int n_context);
+/* The store alone. */
+struct kv_store *engine_rig_store_open(const struct engine_rig_pair *pair, const struct engine_rig_options *options);
 void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options);
 /* Asserts, by kv_store_close(), that every slot came home. */
 void engine_rig_close(struct engine_rig *rig);

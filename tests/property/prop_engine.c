@@ -14,7 +14,7 @@
 
 #define CHECK ENGINE_RIG_CHECK
 
-enum { CONTEXT = 512, PROMPT_MAX = 300, ANSWER_MAX = 280, N_BASES = 3, N_SIMS = 12, ROWS_MAX = 256 };
+enum { CONTEXT = 512, PROMPT_MAX = 300, ANSWER_MAX = 280, N_BASES = 2, N_SIMS = 12, ROWS_MAX = 256 };
 
 /* A request, and what became of it. */
 struct sim {
@@ -124,7 +124,7 @@ static struct seq *seq_of(struct sim *sim, const struct kv_key *root, enum seq_c
 static void draw_prompt(struct world *w, struct sim *sim) {
     int n_shared;
 
-    sim->n_prompt = 1 + (int)below(w, below(w, 2) ? 60 : PROMPT_MAX);
+    sim->n_prompt = 1 + (int)below(w, below(w, 3) == 0 ? 60 : PROMPT_MAX);
     if (below(w, 3) == 0)
         sim->n_prompt = 64 * (1 + (int)below(w, 4)) + (int)below(w, 3) - 1;
     if (w->n_last > 0 && below(w, 3) == 0) { /* the conversation goes on */
@@ -132,7 +132,7 @@ static void draw_prompt(struct world *w, struct sim *sim) {
         memcpy(sim->tokens, w->last, (size_t)n_shared * sizeof *w->last);
         sim->n_prompt = n_shared + 1 + (int)below(w, 40);
     } else {
-        n_shared = (int)below(w, 4) == 0 ? 0 : (int)below(w, (uint32_t)sim->n_prompt + 1);
+        n_shared = below(w, 4) ? max_int(0, sim->n_prompt - (int)below(w, 40)) : (int)below(w, (uint32_t)sim->n_prompt);
         memcpy(sim->tokens, w->bases[below(w, N_BASES)], (size_t)n_shared * sizeof *w->last);
     }
     for (int i = n_shared; i < sim->n_prompt; i++)
@@ -145,14 +145,14 @@ static void draw(struct world *w, struct sim *sim) {
     *sim = (struct sim){.world = w, .is_used = true, .ends_at = -1};
     draw_prompt(w, sim);
     sim->n_tokens = sim->n_prompt;
-    sim->max_tokens = below(w, 3) ? 1 + (int)below(w, ANSWER_MAX) : longest[below(w, ARRAY_LEN(longest))];
+    sim->max_tokens = below(w, 4) ? ANSWER_MAX - (int)below(w, 150) : longest[below(w, ARRAY_LEN(longest))];
     sim->sample = (struct sample_params){.temperature = below(w, 2) ? 0 : 0.8f,
                                          .top_p = below(w, 2) ? 1 : 0.9f,
                                          .repetition = below(w, 4) ? 1 : 1.2f,
                                          .frequency = below(w, 4) ? 0 : 0.4f,
                                          .n_logprobs = (int)below(w, 4) - 1,
                                          .seed = below(w, 1000)};
-    if (below(w, 6) == 0) { /* seldom met, so that answers are long */
+    if (below(w, 12) == 0) { /* seldom met, so that answers are long */
         sim->n_stop_ids = 1;
         sim->stop_ids[0] = (int32_t)below(w, ENGINE_RIG_IDS);
     }
@@ -164,8 +164,8 @@ static void draw(struct world *w, struct sim *sim) {
     sim->speculate = below(w, 4) > 0;
     sim->priority = below(w, 3) ? 0 : (int)below(w, 3) - 1;
     sim->cache = below(w, 5) ? SEQ_CACHE_USE : below(w, 2) ? SEQ_CACHE_NO_STORE : SEQ_CACHE_BYPASS;
-    if (below(w, 6) == 0)
-        sim->ends_at = (int)below(w, 20);
+    if (below(w, 8) == 0)
+        sim->ends_at = (int)below(w, 100);
 }
 
 /* What the request gets alone, cold and without a drafter. */
@@ -215,7 +215,7 @@ static void act(struct world *w) {
         CHECK(engine_submit(w->rig.engine, sim->seq) == 0);
     } else if (sim->is_over) {
         finish(w, sim);
-    } else if (below(w, 40) == 0) {
+    } else if (below(w, 100) == 0) {
         sim->is_over = true;
         engine_end(w->rig.engine, sim->seq);
         sim->seq = NULL;
@@ -286,7 +286,7 @@ static const struct engine_rig_options CONFIGS[] = {
 };
 
 int main(int argc, char **argv) {
-    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
+    uint64_t given = argc > 1 ? strtoull(argv[1], NULL, 0) : 0, seed = given != 0 ? given : (uint64_t)time(NULL);
     int n_turns = argc > 2 ? atoi(argv[2]) : 400;
     const struct backend *backend = backend_find("cpu");
     struct engine_rig_options alone_options = engine_rig_roomy(1, CONTEXT);
