@@ -142,7 +142,7 @@ def any_request(rng):
     """Prompts that share beginnings, of all lengths; every parameter that has a say in tokens."""
     begin = TINY.prompts[rng.choice((2, 4, 9))]
     params = {"prompt_ids": begin[:rng.randrange(1, len(begin))] + rng.choice(TINY.prompts)[:rng.randrange(200)],
-              "max_tokens": rng.choice((1, 2, 17, 40, rng.randrange(1, 150))), "ignore_eos": rng.random() < 0.7,
+              "max_tokens": rng.choice((1, 2, 17, 40, rng.randrange(200, 320))), "ignore_eos": rng.random() < 0.7,
               "speculate": rng.random() < 0.8, "temperature": rng.choice((0, 0, 0.7, 1.2)), "seed": rng.randrange(99),
               "cache": rng.choice(("use", "use", "use", "no_store", "bypass")), "priority": rng.randrange(-2, 3)}
     if rng.random() < 0.3:
@@ -162,11 +162,11 @@ def test_a_crowd_on_a_small_device_gets_what_each_gets_alone(daemon, long):
     """Hits, branches, evictions, preemptions, priorities and cancels all at once."""
     seed = 4
     rng = random.Random(seed)
-    asked = [any_request(rng) for _ in range(300 if long else 16)]
+    asked = [any_request(rng) for _ in range(200 if long else 12)]
     settings = {"kv.dtype": "f32", "kv.draft_dtype": "f32"}
     with daemon(**settings, **{"draft.path": "", "kv.device_bytes": "256MiB"}).connect() as client:
         alone = ask_one_by_one(client, [{**request, "cache": "bypass"} for request in asked])
-    small = daemon(**settings, **{"kv.device_bytes": "40MiB", "sched.prefill_chunk": 128})
+    small = daemon(**settings, **{"kv.device_bytes": "25MiB", "sched.prefill_chunk": 128})
     with small.connect() as client, small.connect() as other:
         for begin in range(0, len(asked), 48):
             part = asked[begin:begin + 48]
