@@ -13,6 +13,7 @@
 enum {
     INLINE_BYTES = 16 * 1024, /* of a request: what is tokenised on the loop, in well under a millisecond */
     HEARTBEAT_US = 4 * 1000 * 1000,
+    RETRY_MS = 500,
     PROGRESS_US = 200 * 1000,  /* between two progress events at least */
     TEXT_BYTES_MAX = 64 << 20, /* of an answer */
     CALL_BYTES_MAX = 1 << 20,
@@ -48,6 +49,7 @@ static void gen_free(struct gen *gen) {
         at = &(*at)->next;
     *at = gen->next;
     gens->n--;
+    gens->request_bytes -= request_bytes(gen->request);
     if (gen->session)
         gen->session->user = NULL;
     output_deinit(&gen->output);
@@ -268,6 +270,7 @@ static void submit(struct gen *gen) {
         refuse(gen, PROTO_INTERNAL, "out of memory");
         return;
     }
+    seq->is_parked = gen->conn && conn_is_congested(gen->conn);
     seq->calls = &CALLS;
     seq->user = gen;
     r = engine_submit(service->pair.engine, seq);
@@ -380,6 +383,7 @@ void gens_start(struct service *service, struct conn *conn, struct request *requ
     gen->number = ++gens->last_number;
     gens->first = gen;
     gens->n++;
+    gens->request_bytes += request_bytes(request);
     gen->build.pair = &service->pair;
     gen->build.params = gen->params;
     gen->build.n_restore_points = service->config.kv.restore_points;
@@ -393,6 +397,14 @@ void gens_start(struct service *service, struct conn *conn, struct request *requ
         struct proto_number data[] = {{"requests_per_uid", quota}};
 
         refuse_data(gen, PROTO_QUOTA, "this user has as many requests running and waiting as one may have", data, 1);
+        return;
+    }
+    if (gens->request_bytes > service->config.limits.pending_bytes && gens->n > 1) {
+        struct proto_number data[] = {{"pending_bytes", (int64_t)service->config.limits.pending_bytes},
+                                      {"retry_ms", RETRY_MS}};
+
+        refuse_data(gen, PROTO_BUSY, "the requests that run and wait hold as much memory as they may; try again", data,
+                    2);
         return;
     }
     if (!take_session(gen))

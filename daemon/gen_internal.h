@@ -8,6 +8,7 @@
 struct gens {
     struct service *service;
     struct gen *first;
+    size_t request_bytes; /* of all of them */
     int n;
     uint64_t last_number;
 };

@@ -133,6 +133,25 @@ def test_busy_when_as_many_wait_as_may(daemon):
     run(check())
 
 
+def test_busy_when_requests_hold_as_much_memory_as_they_may(daemon):
+    few = daemon(**{"sched.max_seqs": 1, "limits.pending_bytes": "1MiB", "limits.requests": 64})
+
+    async def check():
+        async with await Raw.open(few.socket) as raw:
+            ids = [await raw.start("gen.start", prompt_ids=[1] * 20_000, max_tokens=1) for _ in range(24)]
+            last = await refusal(raw, "gen.start", prompt_ids=[1] * 20_000)
+            assert last.code == "BUSY" and last.data["pending_bytes"] == 1 << 20 and last.data["retry_ms"] > 0
+            refused = [i for i in ids if raw.waiting_or_done(i).done()]
+            assert 0 < len(refused) < len(ids)
+            for request_id in ids:
+                if request_id not in refused:
+                    await raw.call("gen.cancel", id=request_id)
+                    assert (await raw.answer(request_id))["finish_reason"] == "cancelled"
+            assert (await raw.call("gen.start", prompt="a", max_tokens=1))["finish_reason"] == "length"
+
+    run(check())
+
+
 def test_busy_while_another_request_uses_the_session(one):
     async def check():
         async with await Raw.open(one.socket) as raw:
