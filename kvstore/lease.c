@@ -101,6 +101,46 @@ void kv_lease_hold(struct kv_lease *lease, uint32_t record, uint32_t n_pages, ui
     }
 }
 
+uint32_t kv_lease_hold_prefix(struct kv_lease *lease, const struct kv_key *keys, const int32_t *tokens,
+                              uint32_t n_pages) {
+    const struct kv_index *index = &lease->store->index;
+    uint32_t record = KV_NO_RECORD;
+
+    assert(lease->n_pages == 0);
+    assert(n_pages <= lease->n_pages_max);
+    for (; lease->n_pages < n_pages; lease->n_pages++) {
+        uint32_t page = lease->n_pages;
+
+        record = kv_index_find(index, &keys[page], record, tokens + (size_t)page * PAGE_TOKENS);
+        if (record == KV_NO_RECORD)
+            break;
+        lease->records[page] = record;
+        lease->pinned[page] = 0;
+        pin(lease, page, KV_TARGET_FULL);
+    }
+    return lease->n_pages;
+}
+
+void kv_lease_hold_same(struct kv_lease *lease, const struct kv_lease *other, uint32_t n_pages) {
+    const struct kv_index *index = &lease->store->index;
+
+    assert(lease->n_pages == 0 && lease->store == other->store);
+    assert(n_pages <= other->n_pages && n_pages <= lease->n_pages_max);
+    for (; lease->n_pages < n_pages; lease->n_pages++) {
+        uint32_t page = lease->n_pages, record = other->records[page];
+
+        lease->records[page] = record;
+        lease->pinned[page] = 0;
+        for (int g = 0; g < KV_GROUP_N; g++)
+            if (g != KV_TARGET_STATE && kv_index_has(index, record, (enum kv_group)g))
+                pin(lease, page, (enum kv_group)g);
+    }
+    if (n_pages > 0 && kv_index_has(index, lease->records[n_pages - 1], KV_TARGET_STATE)) {
+        lease->state_page = n_pages - 1;
+        pin(lease, lease->state_page, KV_TARGET_STATE);
+    }
+}
+
 /* A private slot becomes the record's. */
 static void hand_over(struct kv_store *store, uint32_t record, enum kv_group group, uint32_t slot) {
     assert(kv_pool_is_taken(&store->group[group].pool, slot));

@@ -26,6 +26,15 @@ void kv_lease_drop_state(struct kv_lease *lease); /* the restore point was copie
 void kv_lease_drop_sliding(struct kv_lease *lease, uint32_t page_idx); /* it left the window; or is not pinned */
 void kv_lease_release(struct kv_lease *lease); /* all; the lease is empty and can be used again */
 
+/* For an empty lease: the target pages that the index has of this chain, as far as they go, with or without a restore
+ * point. Returns how many pages that are. */
+uint32_t kv_lease_hold_prefix(struct kv_lease *lease, const struct kv_key *keys, const int32_t *tokens,
+                              uint32_t n_pages);
+
+/* For an empty lease: everything the index has of the first n_pages pages of the other one, and the restore point at their
+ * end if there is one. */
+void kv_lease_hold_same(struct kv_lease *lease, const struct kv_lease *other, uint32_t n_pages);
+
 /* Makes the next page findable and pins it: page_idx is the number of pages held so far, key and tokens are the page's.
  * slots: KV_NO_SLOT where the seq has none or where rows of the page were not written (a draft context that starts inside
  * it); target_full must be there; target_state has a function of its own. A slot that the index lacks moves into it,

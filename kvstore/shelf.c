@@ -1,0 +1,361 @@
+#include "shelf.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum copy_state {
+    COPY_NONE,
+    COPY_FILLING,
+    COPY_CLEAN,
+    COPY_DROPPED /* CLEAN until its last pin goes, and not found */
+};
+
+struct shelf_copy {
+    enum copy_state state;
+    uint32_t slot;
+    uint32_t n_pins;
+    uint64_t used;
+    uint64_t checksum;
+};
+
+struct shelf_record {
+    struct kv_key key;
+    uint32_t page_idx;
+    uint32_t next; /* in its chain of the hash table */
+    int32_t tokens[PAGE_TOKENS];
+    struct shelf_copy copies[KV_GROUP_N];
+};
+
+struct shelf_group {
+    struct kv_pool pool;
+    struct kv_evict evict; /* CLEAN and unpinned */
+    char *arena;
+    size_t payload_bytes, slot_bytes;
+    uint32_t n_filling, n_clean, n_pinned;
+    uint64_t n_evicted;
+};
+
+struct kv_shelf {
+    const struct backend *backend;
+    struct device *device;
+    struct kv_pool free_records;
+    struct shelf_record *records;
+    uint32_t *table; /* first record of each chain, or KV_NO_RECORD */
+    uint32_t table_mask;
+    uint64_t tick;
+    struct shelf_group group[KV_GROUP_N];
+};
+
+/* ---- memory --------------------------------------------------------------------------------------------------------- */
+
+static int open_group(struct kv_shelf *shelf, enum kv_group g, size_t payload_bytes, uint32_t n_slots,
+                      uint32_t n_records) {
+    struct shelf_group *group = &shelf->group[g];
+    void *arena;
+    int r;
+
+    group->payload_bytes = payload_bytes;
+    group->slot_bytes = align_up(payload_bytes, 4096); /* what a disk reads and writes */
+    r = kv_pool_init(&group->pool, n_slots, 0);
+    if (r == 0)
+        r = kv_evict_init(&group->evict, n_records, n_slots);
+    if (r == 0 && n_slots > 0) {
+        r = shelf->backend->mem_alloc(shelf->device, MEM_HOST, group->slot_bytes * n_slots, &arena);
+        if (r == 0)
+            group->arena = arena;
+    }
+    return r;
+}
+
+int kv_shelf_open(const struct kv_shelf_options *options, struct kv_shelf **ret_shelf) {
+    struct kv_shelf *shelf = calloc(1, sizeof *shelf);
+    uint64_t n_records = 0, n_table = 1;
+    int r;
+
+    if (!shelf)
+        return -ENOMEM;
+    shelf->backend = options->backend;
+    shelf->device = options->device;
+    for (int g = 0; g < KV_GROUP_N; g++)
+        n_records += options->group[g].n_slots;
+    while (n_table < n_records)
+        n_table *= 2;
+    shelf->table_mask = (uint32_t)n_table - 1;
+    r = n_records < KV_NO_RECORD / 2 ? kv_pool_init(&shelf->free_records, (uint32_t)n_records, 0) : -EINVAL;
+    if (r == 0) {
+        shelf->records = calloc(n_records + 1, sizeof *shelf->records);
+        shelf->table = malloc(n_table * sizeof *shelf->table);
+        r = shelf->records && shelf->table ? 0 : -ENOMEM;
+    }
+    for (uint64_t i = 0; r == 0 && i < n_table; i++)
+        shelf->table[i] = KV_NO_RECORD;
+    for (int g = 0; r == 0 && g < KV_GROUP_N; g++)
+        r = open_group(shelf, (enum kv_group)g, options->group[g].payload_bytes, options->group[g].n_slots,
+                       (uint32_t)n_records);
+    if (r != 0) {
+        kv_shelf_close(shelf);
+        return r;
+    }
+    *ret_shelf = shelf;
+    return 0;
+}
+
+void kv_shelf_close(struct kv_shelf *shelf) {
+    if (!shelf)
+        return;
+    kv_shelf_evict_bytes(shelf, UINT64_MAX);
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        struct shelf_group *group = &shelf->group[g];
+
+        if (group->arena)
+            shelf->backend->mem_free(shelf->device, MEM_HOST, group->arena, group->slot_bytes * group->pool.n_slots);
+        kv_evict_deinit(&group->evict);
+        kv_pool_deinit(&group->pool);
+    }
+    free(shelf->table);
+    free(shelf->records);
+    kv_pool_deinit(&shelf->free_records);
+    free(shelf);
+}
+
+/* ---- records -------------------------------------------------------------------------------------------------------- */
+
+static uint32_t *chain_of(const struct kv_shelf *shelf, const struct kv_key *key) {
+    uint32_t hash;
+
+    memcpy(&hash, key->bytes, sizeof hash); /* a key is a hash already */
+    return &shelf->table[hash & shelf->table_mask];
+}
+
+uint32_t kv_shelf_find(const struct kv_shelf *shelf, const struct kv_page_name *name) {
+    uint32_t r = *chain_of(shelf, &name->key);
+
+    for (; r != KV_NO_RECORD; r = shelf->records[r].next) {
+        const struct shelf_record *record = &shelf->records[r];
+
+        if (memcmp(&record->key, &name->key, sizeof name->key) == 0 && record->page_idx == name->page_idx &&
+            memcmp(record->tokens, name->tokens, sizeof record->tokens) == 0)
+            return r;
+    }
+    return KV_NO_RECORD;
+}
+
+bool kv_shelf_has(const struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
+    return record != KV_NO_RECORD && shelf->records[record].copies[group].state == COPY_CLEAN;
+}
+
+static void remove_if_empty(struct kv_shelf *shelf, uint32_t record) {
+    uint32_t *at = chain_of(shelf, &shelf->records[record].key);
+
+    for (int g = 0; g < KV_GROUP_N; g++)
+        if (shelf->records[record].copies[g].state != COPY_NONE)
+            return;
+    while (*at != record)
+        at = &shelf->records[*at].next;
+    *at = shelf->records[record].next;
+    kv_pool_give(&shelf->free_records, record);
+}
+
+/* There are as many records as slots, and each has one slot at least, so with a free slot there is a free record. */
+static uint32_t add_record(struct kv_shelf *shelf, const struct kv_page_name *name) {
+    uint32_t *chain = chain_of(shelf, &name->key), r = KV_NO_RECORD;
+    int full = kv_pool_take(&shelf->free_records, &r);
+
+    assert(full == 0);
+    (void)full;
+    shelf->records[r] = (struct shelf_record){.key = name->key, .page_idx = name->page_idx, .next = *chain};
+    memcpy(shelf->records[r].tokens, name->tokens, sizeof shelf->records[r].tokens);
+    *chain = r;
+    return r;
+}
+
+/* ---- copies --------------------------------------------------------------------------------------------------------- */
+
+static void free_copy(struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
+    struct shelf_copy *copy = &shelf->records[record].copies[group];
+
+    kv_pool_give(&shelf->group[group].pool, copy->slot);
+    *copy = (struct shelf_copy){0};
+    remove_if_empty(shelf, record);
+}
+
+static bool evict_first(struct kv_shelf *shelf, enum kv_group g) {
+    struct shelf_group *group = &shelf->group[g];
+    uint32_t record = kv_evict_first(&group->evict);
+
+    if (record == KV_NO_RECORD)
+        return false;
+    kv_evict_remove(&group->evict, record);
+    group->n_clean--;
+    group->n_evicted++;
+    free_copy(shelf, record, g);
+    return true;
+}
+
+int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, enum kv_group g, uint32_t *ret_record,
+                     void **ret_payload) {
+    struct shelf_group *group = &shelf->group[g];
+    uint32_t record = kv_shelf_find(shelf, name), slot;
+
+    if (record != KV_NO_RECORD && shelf->records[record].copies[g].state != COPY_NONE)
+        return KV_SHELF_E_EXISTS;
+    while (kv_pool_take(&group->pool, &slot) != 0)
+        if (!evict_first(shelf, g))
+            return KV_SHELF_E_FULL;
+    record = kv_shelf_find(shelf, name); /* evicting may have taken it away */
+    if (record == KV_NO_RECORD)
+        record = add_record(shelf, name);
+    shelf->records[record].copies[g] = (struct shelf_copy){.state = COPY_FILLING, .slot = slot};
+    group->n_filling++;
+    *ret_record = record;
+    *ret_payload = group->arena + (size_t)slot * group->slot_bytes;
+    return 0;
+}
+
+static void offer_to_leave(struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
+    struct shelf_copy *copy = &shelf->records[record].copies[group];
+
+    copy->used = ++shelf->tick;
+    kv_evict_put(&shelf->group[group].evict, record, kv_evict_order(false, copy->used));
+}
+
+void kv_shelf_filled(struct kv_shelf *shelf, uint32_t record, enum kv_group group, uint64_t checksum) {
+    struct shelf_copy *copy = &shelf->records[record].copies[group];
+
+    assert(copy->state == COPY_FILLING);
+    copy->state = COPY_CLEAN;
+    copy->checksum = checksum;
+    shelf->group[group].n_filling--;
+    shelf->group[group].n_clean++;
+    offer_to_leave(shelf, record, group);
+}
+
+void kv_shelf_abandon(struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
+    assert(shelf->records[record].copies[group].state == COPY_FILLING);
+    shelf->group[group].n_filling--;
+    free_copy(shelf, record, group);
+}
+
+const void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
+    struct shelf_copy *copy = &shelf->records[record].copies[g];
+    struct shelf_group *group = &shelf->group[g];
+
+    assert(copy->state == COPY_CLEAN);
+    if (copy->n_pins++ == 0) {
+        kv_evict_remove(&group->evict, record);
+        group->n_pinned++;
+    }
+    return group->arena + (size_t)copy->slot * group->slot_bytes;
+}
+
+void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
+    struct shelf_copy *copy = &shelf->records[record].copies[g];
+    struct shelf_group *group = &shelf->group[g];
+
+    assert(copy->n_pins > 0);
+    if (--copy->n_pins > 0)
+        return;
+    group->n_pinned--;
+    if (copy->state == COPY_CLEAN) {
+        offer_to_leave(shelf, record, g);
+        return;
+    }
+    group->n_clean--;
+    free_copy(shelf, record, g);
+}
+
+uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
+    return shelf->records[record].copies[group].checksum;
+}
+
+void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
+    struct shelf_copy *copy = &shelf->records[record].copies[g];
+    struct shelf_group *group = &shelf->group[g];
+
+    if (copy->state != COPY_CLEAN)
+        return;
+    if (copy->n_pins > 0) {
+        copy->state = COPY_DROPPED;
+        return;
+    }
+    kv_evict_remove(&group->evict, record);
+    group->n_clean--;
+    free_copy(shelf, record, g);
+}
+
+uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes) {
+    uint64_t n_dropped = 0;
+
+    for (int g = 0; g < KV_GROUP_N; g++)
+        while (n_dropped < n_bytes && evict_first(shelf, (enum kv_group)g))
+            n_dropped += shelf->group[g].payload_bytes;
+    return n_dropped;
+}
+
+/* ---- looking -------------------------------------------------------------------------------------------------------- */
+
+size_t kv_shelf_payload_bytes(const struct kv_shelf *shelf, enum kv_group group) {
+    return shelf->group[group].payload_bytes;
+}
+
+void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group g, struct kv_shelf_group_stats *ret_stats) {
+    const struct shelf_group *group = &shelf->group[g];
+
+    *ret_stats = (struct kv_shelf_group_stats){.n_slots = group->pool.n_slots,
+                                               .n_free = group->pool.n_free,
+                                               .n_filling = group->n_filling,
+                                               .n_clean = group->n_clean,
+                                               .n_pinned = group->n_pinned,
+                                               .n_evicted = group->n_evicted};
+}
+
+static const char *check_group(const struct kv_shelf *shelf, enum kv_group g) {
+    const struct shelf_group *group = &shelf->group[g];
+    uint32_t n_filling = 0, n_clean = 0, n_pinned = 0, n_candidates = 0;
+    const char *wrong = kv_pool_check(&group->pool);
+
+    for (uint32_t r = 0; wrong == NULL && r < shelf->free_records.n_slots; r++) {
+        const struct shelf_copy *copy = &shelf->records[r].copies[g];
+        bool is_candidate = kv_evict_find(&group->evict, r, &(uint64_t){0});
+
+        if (!kv_pool_is_taken(&shelf->free_records, r)) {
+            if (is_candidate)
+                return "a free record may leave";
+            continue;
+        }
+        n_filling += copy->state == COPY_FILLING;
+        n_clean += copy->state == COPY_CLEAN || copy->state == COPY_DROPPED;
+        n_pinned += copy->n_pins > 0;
+        n_candidates += is_candidate;
+        if (is_candidate != (copy->state == COPY_CLEAN && copy->n_pins == 0))
+            return "what may leave is not what is clean and unpinned";
+        if (copy->state == COPY_DROPPED && copy->n_pins == 0)
+            return "a dropped copy stayed after its last pin";
+        if (copy->state != COPY_NONE && !kv_pool_is_taken(&group->pool, copy->slot))
+            return "a copy lies in a free slot";
+    }
+    if (wrong != NULL)
+        return wrong;
+    if (n_filling != group->n_filling || n_clean != group->n_clean || n_pinned != group->n_pinned)
+        return "counts of copies are wrong";
+    if (group->pool.n_free + n_filling + n_clean != group->pool.n_slots)
+        return "free, filling and clean slots are not all slots";
+    return kv_evict_check(&group->evict);
+}
+
+const char *kv_shelf_check(const struct kv_shelf *shelf) {
+    const char *wrong = kv_pool_check(&shelf->free_records);
+
+    for (int g = 0; g < KV_GROUP_N && wrong == NULL; g++)
+        wrong = check_group(shelf, (enum kv_group)g);
+    for (uint32_t r = 0; wrong == NULL && r < shelf->free_records.n_slots; r++) {
+        const struct shelf_record *record = &shelf->records[r];
+        struct kv_page_name name = {record->key, record->page_idx, record->tokens};
+
+        if (kv_pool_is_taken(&shelf->free_records, r) && kv_shelf_find(shelf, &name) != r)
+            wrong = "a record is not found under its own key";
+    }
+    return wrong;
+}

@@ -1,0 +1,69 @@
+/* shelf: what the host tier holds, found by key. One record per page key with a slot of pinned memory for each group that
+ * has one; the restore point at the page's end is its target_state slot, as in the index of the device.
+ *
+ *     free --reserve--> FILLING --copied, checksum known--> CLEAN --evicted--> free
+ *                          '-----copy failed, abandoned---------------------> free
+ *
+ * Only CLEAN copies are found. What is pinned stays. Records of one chain need not be whole: who looks for a prefix sees
+ * for himself where it breaks. Each group has slots of its own, so that restore points, pages and draft pages never
+ * displace each other. All memory is reserved in open. */
+#pragma once
+#include "evict.h"
+#include "key.h"
+#include "layout.h"
+#include "pool.h"
+
+struct kv_shelf;
+
+enum { KV_SHELF_E_FULL = 1, KV_SHELF_E_EXISTS = 2 };
+
+struct kv_shelf_options {
+    const struct backend *backend;
+    struct device *device;
+    struct {
+        size_t payload_bytes;
+        uint32_t n_slots; /* 0: nothing of this group is kept */
+    } group[KV_GROUP_N];
+};
+
+/* What names a page. */
+struct kv_page_name {
+    struct kv_key key;
+    uint32_t page_idx;
+    const int32_t *tokens; /* [PAGE_TOKENS] */
+};
+
+int kv_shelf_open(const struct kv_shelf_options *options, struct kv_shelf **ret_shelf); /* -ENOMEM and the backend's */
+void kv_shelf_close(struct kv_shelf *shelf); /* nothing is pinned or filling */
+
+/* The record with this key and exactly these tokens, or KV_NO_RECORD. */
+uint32_t kv_shelf_find(const struct kv_shelf *shelf, const struct kv_page_name *name);
+bool kv_shelf_has(const struct kv_shelf *shelf, uint32_t record, enum kv_group group); /* CLEAN */
+
+/* A slot to fill, and where it is. E_EXISTS: it has one, CLEAN or FILLING. E_FULL: everything of this group is pinned,
+ * filling, or there is no such group. What leaves to make room is the longest unused. */
+int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record,
+                     void **ret_payload);
+void kv_shelf_filled(struct kv_shelf *shelf, uint32_t record, enum kv_group group, uint64_t checksum);
+void kv_shelf_abandon(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
+
+/* Of a CLEAN copy. A pinned one is where it is until it is unpinned; unpinning makes it the most recently used. */
+const void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
+void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
+uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum kv_group group);
+
+/* It turned out to be damaged: nobody finds it any more. It may be pinned; then it goes when it is unpinned. */
+void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
+
+/* Drops what is not needed, the longest unused first. Returns the bytes. */
+uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes);
+
+struct kv_shelf_group_stats {
+    uint32_t n_slots, n_free, n_filling, n_clean, n_pinned; /* n_slots = n_free + n_filling + n_clean */
+    uint64_t n_evicted;
+};
+void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group group, struct kv_shelf_group_stats *ret_stats);
+size_t kv_shelf_payload_bytes(const struct kv_shelf *shelf, enum kv_group group);
+
+/* NULL, or what is wrong. For tests. */
+const char *kv_shelf_check(const struct kv_shelf *shelf);

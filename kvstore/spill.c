@@ -1,0 +1,199 @@
+#include "spill.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "digest.h"
+#include "store_internal.h"
+
+struct item {        /* one copy of a batch */
+    uint32_t record; /* of the shelf */
+    enum kv_group group;
+    uint64_t checksum;
+};
+
+struct job {
+    struct kv_spill *spill;
+    struct kv_lease lease;
+    bool is_busy;
+    uint32_t page; /* next to look at */
+    int group;     /* of it */
+    struct kv_copy_batch batch;
+    struct kv_work_item work;
+    struct item items[KV_COPIES_MAX];
+};
+
+struct kv_spill {
+    struct kv_spill_options options;
+    struct job *jobs; /* [n_jobs] */
+    struct kv_spill_stats stats;
+};
+
+static void on_copied(struct kv_copy_batch *batch);
+static void on_check(struct kv_work_item *work);
+static void on_checked(struct kv_work_item *work);
+
+int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_spill) {
+    struct kv_spill *spill = calloc(1, sizeof *spill);
+    int r = 0;
+
+    if (!spill)
+        return -ENOMEM;
+    spill->options = *options;
+    spill->jobs = calloc(options->n_jobs, sizeof *spill->jobs);
+    if (!spill->jobs)
+        r = -ENOMEM;
+    for (uint32_t i = 0; r == 0 && i < options->n_jobs; i++) {
+        struct job *job = &spill->jobs[i];
+
+        job->spill = spill;
+        job->batch = (struct kv_copy_batch){.direction = KV_COPY_SPILL, .done = on_copied};
+        job->work = (struct kv_work_item){.run = on_check, .done = on_checked};
+        r = kv_lease_init(&job->lease, options->store, options->n_pages_max);
+    }
+    if (r != 0) {
+        kv_spill_close(spill);
+        return r;
+    }
+    *ret_spill = spill;
+    return 0;
+}
+
+void kv_spill_close(struct kv_spill *spill) {
+    if (!spill)
+        return;
+    for (uint32_t i = 0; spill->jobs && i < spill->options.n_jobs; i++) {
+        assert(!spill->jobs[i].is_busy);
+        kv_lease_deinit(&spill->jobs[i].lease);
+    }
+    free(spill->jobs);
+    free(spill);
+}
+
+/* ---- batches -------------------------------------------------------------------------------------------------------- */
+
+static const void *device_bytes(const struct kv_store *store, enum kv_group group, uint32_t slot) {
+    return (const char *)store->group[group].arena + (size_t)slot * store->group[group].slot_bytes;
+}
+
+static void add(struct job *job, const struct kv_page_name *name, enum kv_group group, uint32_t device_slot) {
+    struct kv_spill *spill = job->spill;
+    struct item *item = &job->items[job->batch.n];
+    void *payload;
+    int r = kv_shelf_reserve(spill->options.shelf, name, group, &item->record, &payload);
+
+    spill->stats.n_no_slot += r == KV_SHELF_E_FULL;
+    if (r != 0)
+        return;
+    item->group = group;
+    job->batch.transfers[job->batch.n++] =
+        (struct kv_transfer){payload, device_bytes(spill->options.store, group, device_slot),
+                             kv_shelf_payload_bytes(spill->options.shelf, group)};
+}
+
+/* Fills the batch from where the job is. Sliding pages are wanted in the window of the restore point only. */
+static void fill(struct job *job) {
+    const struct kv_index *index = &job->spill->options.store->index;
+    uint32_t n_pages = job->lease.n_pages;
+
+    job->batch.n = 0;
+    for (; job->page < n_pages; job->page++, job->group = 0) {
+        const struct kv_record *record = &index->records[job->lease.records[job->page]];
+        struct kv_page_name name = {record->key, job->page, index->tokens[job->lease.records[job->page]]};
+
+        for (; job->group < KV_GROUP_N; job->group++) {
+            enum kv_group group = (enum kv_group)job->group;
+            uint32_t slot = kv_lease_slot(&job->lease, group, job->page);
+
+            if (job->batch.n == KV_COPIES_MAX)
+                return;
+            if (slot == KV_NO_SLOT || kv_shelf_payload_bytes(job->spill->options.shelf, group) == 0 ||
+                (group == KV_DRAFT_SLIDING && job->page < kv_window_first_page(index->window_tokens, n_pages)))
+                continue;
+            add(job, &name, group, slot);
+        }
+    }
+}
+
+static void end(struct job *job) {
+    kv_lease_release(&job->lease);
+    job->is_busy = false;
+    job->spill->stats.n_jobs--;
+}
+
+static void abandon_batch(struct job *job) {
+    for (int i = 0; i < job->batch.n; i++)
+        kv_shelf_abandon(job->spill->options.shelf, job->items[i].record, job->items[i].group);
+    job->spill->stats.n_failed += (uint64_t)job->batch.n;
+}
+
+/* The next batch, or the end. A batch that cannot be sent is given up, and with it the rest of the chain: what the shelf
+ * has of it already stays. */
+static void step(struct job *job) {
+    struct kv_copier *copier = &job->spill->options.copier;
+
+    fill(job);
+    if (job->batch.n > 0 && copier->submit(copier->user, &job->batch) == 0)
+        return;
+    abandon_batch(job);
+    end(job);
+}
+
+static void on_copied(struct kv_copy_batch *batch) {
+    struct job *job = container_of(batch, struct job, batch);
+    struct kv_work *work = &job->spill->options.work;
+
+    if (batch->result == 0 && work->submit(work->user, &job->work) == 0)
+        return;
+    abandon_batch(job);
+    end(job);
+}
+
+/* On another thread: the slots are being filled, so nobody else looks at them. */
+static void on_check(struct kv_work_item *work) {
+    struct job *job = container_of(work, struct job, work);
+
+    for (int i = 0; i < job->batch.n; i++)
+        job->items[i].checksum = kv_checksum(job->batch.transfers[i].dst, job->batch.transfers[i].bytes);
+}
+
+static void on_checked(struct kv_work_item *work) {
+    struct job *job = container_of(work, struct job, work);
+    struct kv_spill *spill = job->spill;
+
+    for (int i = 0; i < job->batch.n; i++) {
+        kv_shelf_filled(spill->options.shelf, job->items[i].record, job->items[i].group, job->items[i].checksum);
+        spill->stats.bytes += job->batch.transfers[i].bytes;
+    }
+    spill->stats.n_copies += (uint64_t)job->batch.n;
+    step(job);
+}
+
+/* ---- chains --------------------------------------------------------------------------------------------------------- */
+
+void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages) {
+    for (uint32_t i = 0; i < spill->options.n_jobs; i++) {
+        struct job *job = &spill->jobs[i];
+
+        if (job->is_busy)
+            continue;
+        job->is_busy = true;
+        job->page = 0;
+        job->group = 0;
+        spill->stats.n_jobs++;
+        kv_lease_hold_same(&job->lease, lease, n_pages);
+        step(job);
+        return;
+    }
+    spill->stats.n_no_job++;
+}
+
+bool kv_spill_is_idle(const struct kv_spill *spill) {
+    return spill->stats.n_jobs == 0;
+}
+
+void kv_spill_stats(const struct kv_spill *spill, struct kv_spill_stats *ret_stats) {
+    *ret_stats = spill->stats;
+}

@@ -1,0 +1,36 @@
+/* spill: published pages go down from the device to the shelf, in the background, so that leaving the device later costs
+ * nothing. A job is one chain of pages with the restore point at its end; it holds its pages on the device until they are
+ * copied, in batches, and checksummed. Best effort: what finds no job and no slot is counted and not kept.
+ *
+ *     IDLE --start--> COPYING --copied--> CHECKING --next batch--> COPYING ... --nothing left--> IDLE */
+#pragma once
+#include "copier.h"
+#include "lease.h"
+#include "shelf.h"
+#include "work.h"
+
+struct kv_spill;
+
+struct kv_spill_options {
+    struct kv_store *store;
+    struct kv_shelf *shelf;
+    struct kv_copier copier;
+    struct kv_work work;
+    uint32_t n_jobs;      /* chains on their way at a time */
+    uint32_t n_pages_max; /* of a chain */
+};
+
+int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_spill);
+void kv_spill_close(struct kv_spill *spill); /* it is idle */
+
+/* The first n_pages pages of the lease, and the restore point at their end, shall be below too. What is there already is
+ * not copied again. */
+void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages);
+bool kv_spill_is_idle(const struct kv_spill *spill);
+
+struct kv_spill_stats {
+    uint64_t n_copies, bytes;               /* done */
+    uint64_t n_no_job, n_no_slot, n_failed; /* not done: chains; copies; copies */
+    uint32_t n_jobs;                        /* now */
+};
+void kv_spill_stats(const struct kv_spill *spill, struct kv_spill_stats *ret_stats);
