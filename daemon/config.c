@@ -233,10 +233,11 @@ static int check_lower_tiers(const struct config *config, const struct config *b
         const struct config_key *key = &config_keys[i];
 
         if (key->lower_tier && !config_value_equal(key, config, builtin))
-            return report_error(report, -EINVAL,
-                                "%s: %s.%s: this version keeps pages on the device only, it has no host and disk tier; "
-                                "remove the key (its built-in value is '%s')",
-                                report_path(config->origin[i]), key->section, key->name, key->fallback);
+            return report_error(
+                report, -EINVAL,
+                "%s: %s.%s: this version keeps pages on the device and in host memory, it has no host and disk tier; "
+                "remove the key (its built-in value is '%s')",
+                report_path(config->origin[i]), key->section, key->name, key->fallback);
     }
     return 0;
 }

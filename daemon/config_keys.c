@@ -82,7 +82,7 @@ const struct config_key config_keys[] = {
      .doc = "Device memory for everything that grows with tokens and sequences: pages of all groups, live states, "
             "restore\n"
             "points. Weights and work buffers come on top. --plan prints what becomes of it."},
-    {"kv", "host_bytes", CONFIG_BYTES, FIELD(kv.host_bytes), "0", 0, 64 * TIB, .lower_tier = true, .unit = "bytes",
+    {"kv", "host_bytes", CONFIG_BYTES, FIELD(kv.host_bytes), "0", 0, 64 * TIB, .unit = "bytes",
      .doc = "Host memory that keeps what leaves the device. 0: none."},
     {"kv", "disk_path", CONFIG_STRING, FIELD(kv.disk_path), "", 0, PATH_BYTES_MAX, .lower_tier = true, .unit = "path",
      .doc = "Folder that keeps what leaves host memory, and sessions over restarts. Empty: none."},
@@ -94,7 +94,7 @@ const struct config_key config_keys[] = {
             "on the CPU only. e4m3 holds twice the tokens of bf16 and is less exact."},
     {"kv", "draft_dtype", CONFIG_WORD, FIELD(kv.draft_dtype), "auto", .words = dtype_words,
      .doc = "The same for the drafter; it can change how much of a draft is accepted, never the text."},
-    {"kv", "restore", CONFIG_WORD, FIELD(kv.restore), "auto", .words = restore_words, .lower_tier = true,
+    {"kv", "restore", CONFIG_WORD, FIELD(kv.restore), "auto", .words = restore_words,
      .doc = "Whether pages of lower tiers are read back (always), computed again (never), or what is faster (auto)."},
     {"kv", "disk_min_tokens", CONFIG_INT, FIELD(kv.disk_min_tokens), "2048", 0, 1 << 24, .lower_tier = true,
      .unit = "tokens", .doc = "Shorter prefixes are not written to disk: computing them again is as fast."},

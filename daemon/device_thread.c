@@ -9,16 +9,22 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { RING = 4 }; /* a power of two above DEVICE_PLANS_MAX and the end mark */
+enum { RING = 64 }; /* a power of two above all that may be out, and the end mark */
+
+struct command { /* one of them; both NULL: the end */
+    struct device_work *work;
+    struct kv_copy_batch *batch;
+};
 
 struct device_thread {
     const struct backend *backend;
     struct stream *compute, *notify;
-    struct event *done[DEVICE_PLANS_MAX];
-    int done_fd;
-    struct device_work *ring[RING]; /* one producer, one consumer; NULL ends the thread */
-    uint64_t n_submitted;           /* of the producer */
-    sem_t n_waiting;                /* orders the ring's entries too */
+    struct stream *copy[KV_COPY_DIRECTION_N], *copied_notify[KV_COPY_DIRECTION_N];
+    struct event *done[DEVICE_PLANS_MAX], *copied[DEVICE_BATCHES_MAX];
+    int done_fd, copied_fd[KV_COPY_DIRECTION_N];
+    struct command ring[RING]; /* one producer, one consumer */
+    uint64_t n_submitted;      /* of the producer */
+    sem_t n_waiting;           /* orders the ring's entries too */
     pthread_t thread;
     bool is_running;
 };
@@ -45,57 +51,103 @@ static int enqueue(struct device_thread *t, struct device_work *work) {
     return r;
 }
 
-/* The notify stream waits for the compute stream and signals; nothing else ever runs there. */
-static void enqueue_done(struct device_thread *t, struct event *event, struct device_work *work) {
-    int r = t->backend->event_record(t->compute, event);
+/* A notify stream waits for the other one and signals; nothing else ever runs there, and each has its own, so that no
+ * signal waits behind another's work. If it cannot, the device is lost, and the loop must hear of it all the same. */
+static void enqueue_signal(struct device_thread *t, struct stream *stream, struct stream *notify, struct event *event,
+                           int fd, int *error) {
+    int r = t->backend->event_record(stream, event);
 
     if (r == 0)
-        r = t->backend->event_wait(t->notify, event);
+        r = t->backend->event_wait(notify, event);
     if (r == 0)
-        r = t->backend->notify(t->notify, t->done_fd);
-    if (r != 0) { /* the device is lost: the loop must hear of it all the same */
-        work->error = r;
-        eventfd_write(t->done_fd, 1);
+        r = t->backend->notify(notify, fd);
+    if (r != 0) {
+        *error = r;
+        eventfd_write(fd, 1);
     }
+}
+
+static int enqueue_batch(struct device_thread *t, const struct kv_copy_batch *batch) {
+    int r = 0;
+
+    for (int i = 0; r == 0 && i < batch->n; i++)
+        r = t->backend->copy(t->copy[batch->direction], batch->transfers[i].dst, batch->transfers[i].src,
+                             batch->transfers[i].bytes);
+    return r;
 }
 
 static void *run(void *arg) {
     struct device_thread *t = arg;
+    uint64_t n_works = 0, n_batches = 0;
 
     pthread_setname_np(pthread_self(), "device");
     for (uint64_t n = 0;; n++) {
-        struct device_work *work;
+        struct command command;
 
         while (sem_wait(&t->n_waiting) != 0)
             assert(errno == EINTR);
-        work = t->ring[n % RING];
-        if (!work)
+        command = t->ring[n % RING];
+        if (command.work) {
+            struct device_work *work = command.work;
+
+            work->error = enqueue(t, work);
+            enqueue_signal(t, t->compute, t->notify, t->done[n_works++ % DEVICE_PLANS_MAX], t->done_fd, &work->error);
+        } else if (command.batch) {
+            struct kv_copy_batch *batch = command.batch;
+
+            batch->result = enqueue_batch(t, batch);
+            enqueue_signal(t, t->copy[batch->direction], t->copied_notify[batch->direction],
+                           t->copied[n_batches++ % DEVICE_BATCHES_MAX], t->copied_fd[batch->direction], &batch->result);
+        } else {
             return NULL;
-        work->error = enqueue(t, work);
-        enqueue_done(t, t->done[n % DEVICE_PLANS_MAX], work);
+        }
     }
 }
 
-static void push(struct device_thread *t, struct device_work *work) {
-    t->ring[t->n_submitted++ % RING] = work;
+static void push(struct device_thread *t, struct command command) {
+    t->ring[t->n_submitted++ % RING] = command;
     sem_post(&t->n_waiting);
 }
 
-int device_thread_start(const struct backend *backend, struct device *device, int done_fd,
-                        struct device_thread **ret_thread) {
+static int open_streams(struct device_thread *t, struct device *device) {
+    int r = t->backend->stream_open(device, STREAM_COMPUTE, &t->compute);
+
+    if (r == 0)
+        r = t->backend->stream_open(device, STREAM_NOTIFY, &t->notify);
+    if (r == 0)
+        r = t->backend->stream_open(device, STREAM_STORE, &t->copy[KV_COPY_SPILL]);
+    if (r == 0)
+        r = t->backend->stream_open(device, STREAM_LOAD, &t->copy[KV_COPY_FETCH]);
+    for (int i = 0; r == 0 && i < KV_COPY_DIRECTION_N; i++)
+        r = t->backend->stream_open(device, STREAM_NOTIFY, &t->copied_notify[i]);
+    for (int i = 0; r == 0 && i < DEVICE_PLANS_MAX; i++)
+        r = t->backend->event_new(device, &t->done[i]);
+    for (int i = 0; r == 0 && i < DEVICE_BATCHES_MAX; i++)
+        r = t->backend->event_new(device, &t->copied[i]);
+    return r;
+}
+
+static int open_fd(int *ret_fd) {
+    *ret_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return *ret_fd < 0 ? -errno : 0;
+}
+
+int device_thread_start(const struct backend *backend, struct device *device, struct device_thread **ret_thread) {
     struct device_thread *t = calloc(1, sizeof *t);
     int r;
 
     if (!t)
         return -ENOMEM;
     t->backend = backend;
-    t->done_fd = done_fd;
+    t->done_fd = -1;
+    for (int i = 0; i < KV_COPY_DIRECTION_N; i++)
+        t->copied_fd[i] = -1;
     sem_init(&t->n_waiting, 0, 0);
-    r = backend->stream_open(device, STREAM_COMPUTE, &t->compute);
+    r = open_fd(&t->done_fd);
+    for (int i = 0; r == 0 && i < KV_COPY_DIRECTION_N; i++)
+        r = open_fd(&t->copied_fd[i]);
     if (r == 0)
-        r = backend->stream_open(device, STREAM_NOTIFY, &t->notify);
-    for (int i = 0; r == 0 && i < DEVICE_PLANS_MAX; i++)
-        r = backend->event_new(device, &t->done[i]);
+        r = open_streams(t, device);
     if (r == 0) {
         r = -pthread_create(&t->thread, NULL, run, t);
         t->is_running = r == 0;
@@ -112,21 +164,49 @@ void device_thread_stop(struct device_thread *t) {
     if (!t)
         return;
     if (t->is_running) {
-        push(t, NULL);
+        push(t, (struct command){0});
         pthread_join(t->thread, NULL);
         backend_stream_wait(t->backend, t->notify);
+        for (int i = 0; i < KV_COPY_DIRECTION_N; i++)
+            backend_stream_wait(t->backend, t->copied_notify[i]);
     }
     for (int i = 0; i < DEVICE_PLANS_MAX; i++)
         if (t->done[i])
             t->backend->event_free(t->done[i]);
+    for (int i = 0; i < DEVICE_BATCHES_MAX; i++)
+        if (t->copied[i])
+            t->backend->event_free(t->copied[i]);
+    for (int i = 0; i < KV_COPY_DIRECTION_N; i++) {
+        if (t->copied_notify[i])
+            t->backend->stream_close(t->copied_notify[i]);
+        if (t->copy[i])
+            t->backend->stream_close(t->copy[i]);
+    }
     if (t->notify)
         t->backend->stream_close(t->notify);
     if (t->compute)
         t->backend->stream_close(t->compute);
+    if (t->done_fd >= 0)
+        close(t->done_fd);
+    for (int i = 0; i < KV_COPY_DIRECTION_N; i++)
+        if (t->copied_fd[i] >= 0)
+            close(t->copied_fd[i]);
     sem_destroy(&t->n_waiting);
     free(t);
 }
 
+int device_thread_done_fd(const struct device_thread *t) {
+    return t->done_fd;
+}
+
+int device_thread_copied_fd(const struct device_thread *t, enum kv_copy_direction direction) {
+    return t->copied_fd[direction];
+}
+
 void device_thread_submit(struct device_thread *t, struct device_work *work) {
-    push(t, work);
+    push(t, (struct command){.work = work});
+}
+
+void device_thread_copy(struct device_thread *t, struct kv_copy_batch *batch) {
+    push(t, (struct command){.batch = batch});
 }

@@ -1,7 +1,8 @@
-/* device_thread: takes plans in order and enqueues them, so that the loop thread never meets a driver call that may take
+/* device_thread: takes plans and copy batches in order and enqueues them, so that the loop thread never meets a driver call that may take
  * its time. Owns the streams and the events between them. Knows no seqs and no pages: a plan reaches it as copies, passes
  * and lists whose memory stays as it is until the plan is done. */
 #pragma once
+#include "copier.h"
 #include "model.h"
 
 enum { DEVICE_PLANS_MAX = 2 }; /* in flight: one runs while the next waits behind it */
@@ -29,11 +30,19 @@ struct device_work {
 
 struct device_thread;
 
-/* done_fd is an eventfd, the caller's: it grows by 1 for each piece of work that is done, in order. */
-int device_thread_start(const struct backend *backend, struct device *device, int done_fd,
-                        struct device_thread **ret_thread);
+int device_thread_start(const struct backend *backend, struct device *device, struct device_thread **ret_thread);
 /* Ends after all work that was submitted. */
 void device_thread_stop(struct device_thread *thread);
 
+/* Eventfds that do not block: the first grows by 1 for each piece of work that is done, the others for each batch of their
+ * direction; each in the order of submission. */
+int device_thread_done_fd(const struct device_thread *thread);
+int device_thread_copied_fd(const struct device_thread *thread, enum kv_copy_direction direction);
+
 /* At most DEVICE_PLANS_MAX may be submitted and not yet done. */
 void device_thread_submit(struct device_thread *thread, struct device_work *work);
+
+/* Nothing orders a batch against plans: what it reads is complete, and nobody else touches what it writes. At most
+ * DEVICE_BATCHES_MAX may be submitted and not yet done. */
+enum { DEVICE_BATCHES_MAX = 32 };
+void device_thread_copy(struct device_thread *thread, struct kv_copy_batch *batch);

@@ -66,6 +66,8 @@ void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32
         return;
     }
     pages_publish(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys}, n_tokens, state_slot);
+    if (engine->options.spill && state_slot != KV_NO_SLOT && pages->lease.n_pages >= (uint32_t)n_pages)
+        kv_spill_start(engine->options.spill, &pages->lease, (uint32_t)n_pages);
 }
 
 /* What is committed becomes findable: up to the held restore point with it, the rest for the sake of branches. Pages
@@ -111,7 +113,14 @@ static void leave_place(struct engine *engine, struct seq *seq) {
     seq->slot = -1;
 }
 
+void engine_end_restore(struct seq *seq) {
+    if (seq->restore)
+        kv_restore_end(seq->restore);
+    seq->restore = NULL;
+}
+
 static void forget(struct engine *engine, struct seq *seq) {
+    engine_end_restore(seq);
     engine->n_seqs--;
     seq_free(seq);
 }
@@ -130,6 +139,7 @@ static void settle(struct engine *engine, struct seq *seq) {
     seq->n_given = seq->n_tokens > seq->n_prompt ? seq->n_tokens - 1 : seq->n_prompt;
     seq->is_granted = false;
     seq->restore_plan = 0;
+    seq->was_restored = false;
     waiting_put(&engine->waiting, seq);
 }
 
@@ -173,8 +183,14 @@ bool engine_settle_all(struct engine *engine) {
         next = seq->next;
         any |= settle_if_home(engine, seq);
     }
-    for (struct seq *seq; (seq = engine->gone);) {
-        engine->gone = seq->next;
+    for (struct seq **at = &engine->gone; *at;) {
+        struct seq *seq = *at;
+
+        if (seq->is_restoring) { /* until the copies into its slots are done */
+            at = &seq->next;
+            continue;
+        }
+        *at = seq->next;
         forget(engine, seq);
         any = true;
     }
@@ -212,6 +228,7 @@ int engine_submit(struct engine *engine, struct seq *seq) {
         div_ceil((uint64_t)engine_positions_max(engine, seq), PAGE_TOKENS) > engine->view.n_pages_max)
         return ENGINE_E_TOO_LARGE;
     seq->state = SEQ_WAITING;
+    seq->engine = engine;
     seq->order = ++engine->n_submitted;
     seq->draws_drafts = seq->speculate;
     seq->stats.submitted_us = engine->options.now_us();
@@ -223,7 +240,7 @@ int engine_submit(struct engine *engine, struct seq *seq) {
 /* ---- plans ---------------------------------------------------------------------------------------------------------- */
 
 int engine_fd(const struct engine *engine) {
-    return engine->done_fd;
+    return device_thread_done_fd(engine->options.thread);
 }
 
 /* A plan that is not sent: who asked in vain for a page in it is in no plan. */
@@ -252,7 +269,7 @@ void engine_turn(struct engine *engine) {
         plan->submitted_us = engine->options.now_us();
         engine->n_sent++;
         engine->view.n_plans++;
-        device_thread_submit(engine->thread, &plan->work);
+        device_thread_submit(engine->options.thread, &plan->work);
     }
 }
 
@@ -266,15 +283,17 @@ static void lose_device(struct engine *engine, int error) {
 }
 
 void engine_dispatch(struct engine *engine) {
-    uint64_t n = watch_take_count(engine->done_fd);
+    uint64_t n = watch_take_count(engine_fd(engine));
 
     engine->is_busy = true;
     for (; n > 0; n--) {
         struct plan *plan = &engine->plans[engine->n_done % DEVICE_PLANS_MAX];
-        uint64_t now = engine->options.now_us();
+        uint64_t now = engine->options.now_us(), us = now - max_u64(plan->submitted_us, engine->last_done_us);
 
         engine->n_done++;
-        engine->view.busy_us += now - max_u64(plan->submitted_us, engine->last_done_us);
+        engine->view.busy_us += us;
+        if (plan->n_prefill > 0 && plan->n_cycle + plan->n_replay == 0)
+            costs_fed(&engine->costs, *plan->prefill_input.view.n_rows, us);
         engine->last_done_us = now;
         if (engine->error == 0 && plan->work.error != 0)
             lose_device(engine, plan->work.error);

@@ -2,8 +2,10 @@
  * plans on their way to the device and back. All calls come from the loop thread; nothing here waits for the device.
  * Knows no clients: results leave through the calls of each seq. */
 #pragma once
-#include "model.h"
+#include "device_thread.h"
+#include "restore.h"
 #include "seq.h"
+#include "spill.h"
 
 struct engine;
 
@@ -12,18 +14,22 @@ struct engine_options {
     struct device *device;
     struct model *model;
     struct kv_store *store;
-    int n_places;             /* seqs that run side by side */
-    int n_seqs_max;           /* with those that wait */
-    int n_context;            /* tokens of the longest seq, prompt and answer */
-    int chunk_rows;           /* given rows of a plan; a multiple of 64 */
-    int batch_rows;           /* rows of a plan */
-    double draft_min_accept;  /* drafting pays from this many tokens per verify pass on; 0: always; < 0: measured */
-    uint64_t (*now_us)(void); /* a monotonic clock */
+    struct device_thread *thread;
+    struct kv_spill *spill;       /* NULL: no tier below the device */
+    struct kv_restores *restores; /* NULL: nothing comes back */
+    bool restore_always;          /* else where it is faster than computing */
+    int n_places;                 /* seqs that run side by side */
+    int n_seqs_max;               /* with those that wait */
+    int n_context;                /* tokens of the longest seq, prompt and answer */
+    int chunk_rows;               /* given rows of a plan; a multiple of 64 */
+    int batch_rows;               /* rows of a plan */
+    double draft_min_accept;      /* drafting pays from this many tokens per verify pass on; 0: always; < 0: measured */
+    uint64_t (*now_us)(void);     /* a monotonic clock */
 };
 
 /* Records the passes and warms them up: takes seconds, blocks, and may run on another thread than the rest. */
 int engine_open(const struct engine_options *options, struct engine **ret_engine, struct report *report);
-/* Ends what still runs, without calls. Blocks until the device is done with it. */
+/* Ends what still runs, without calls. The device thread has stopped, so nothing is on its way. */
 void engine_close(struct engine *engine);
 
 /* Readable when plans are done; then engine_dispatch. */

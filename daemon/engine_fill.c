@@ -61,7 +61,7 @@ static int list_waiting(struct engine *engine, int n) {
     int end = min_int(n + ENGINE_LOOK_AHEAD, engine->n_list_max);
 
     for (struct seq *seq = waiting_first(&engine->waiting); seq && n < end; seq = waiting_next(&engine->waiting, seq))
-        if (!seq->is_parked) /* it is admitted again when its client reads */
+        if (!seq->is_parked && !seq->is_restoring) /* until its client reads; until its pages are there */
             add_to_list(engine, seq, n++);
     return n;
 }
@@ -133,7 +133,62 @@ static int free_place(const struct engine *engine) {
     return slot;
 }
 
-static bool place(struct engine *engine, struct plan *plan, struct seq *seq) {
+static void on_restored(void *user, int result) {
+    struct seq *seq = user;
+    struct engine *engine = seq->engine;
+
+    seq->is_restoring = false;
+    seq->stats.restored_us = engine->options.now_us();
+    if (result == 0)
+        costs_restored(&engine->costs, seq->restore_bytes, seq->stats.restored_us - seq->stats.restore_us);
+    else
+        engine_end_restore(seq); /* what could not be restored is computed */
+    if (seq->has_ended)
+        engine_settle_all(engine);
+}
+
+static uint64_t restore_bytes(const struct engine *engine, int n_tokens) {
+    const struct kv_geometry *groups = engine->info->groups;
+
+    return (uint64_t)n_tokens / PAGE_TOKENS * (groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes) +
+           engine->info->state.slot_bytes;
+}
+
+/* What lies below comes up before the seq is given a place; true if that has begun, or must wait for others. Tried once:
+ * what fails is computed. */
+static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
+    struct kv_restores *restores = engine->options.restores;
+    struct kv_match match;
+    uint32_t n_tokens;
+    int r;
+
+    if (!restores || seq->was_restored || n_pages == 0)
+        return false;
+    n_tokens = kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages);
+    kv_store_lookup(engine->options.store, seq->keys, seq->tokens, (uint32_t)n_pages, &match);
+    if (n_tokens <= match.n_tokens)
+        return false;
+    seq->restore_bytes = restore_bytes(engine, (int)(n_tokens - match.n_tokens));
+    if (!engine->options.restore_always &&
+        !costs_prefer_restore(&engine->costs, (int)(n_tokens - match.n_tokens), seq->restore_bytes)) {
+        seq->was_restored = true;
+        return false;
+    }
+    r = kv_restore_start(restores, seq->keys, seq->tokens, n_tokens / PAGE_TOKENS, on_restored, seq, &seq->restore);
+    if (r == KV_RESTORE_E_BUSY)
+        return true;
+    seq->was_restored = true;
+    if (r != 0)
+        return false;
+    seq->is_restoring = true;
+    seq->n_on_device = (int)match.n_tokens;
+    seq->stats.restore_us = engine->options.now_us();
+    return true;
+}
+
+enum placed { PLACED, PLACE_LATER, PLACE_FULL };
+
+static enum placed place(struct engine *engine, struct plan *plan, struct seq *seq) {
     bool is_new = seq->n_tokens == seq->n_prompt;
     int n_pages = seq->cache == SEQ_CACHE_BYPASS ? 0 : (is_new ? seq->n_prompt - 1 : seq->n_given) / PAGE_TOKENS;
     int slot = free_place(engine);
@@ -141,9 +196,12 @@ static bool place(struct engine *engine, struct plan *plan, struct seq *seq) {
 
     if (!engine_extend_keys(engine, seq, n_pages))
         n_pages = 0;
+    if (restore_first(engine, seq, n_pages))
+        return PLACE_LATER;
     if (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
                     &match) != 0)
-        return false;
+        return PLACE_FULL;
+    engine_end_restore(seq); /* the seq's own lease holds it now */
     engine_place(engine, seq, slot);
     write_ctl(engine, plan, seq, &match);
     add_branch_cut(seq, &match);
@@ -153,10 +211,11 @@ static bool place(struct engine *engine, struct plan *plan, struct seq *seq) {
     if (seq->stats.admitted_us == 0) {
         seq->stats.admitted_us = engine->options.now_us();
         seq->stats.n_cached = seq->len;
+        seq->stats.n_restored = seq->stats.restored_us ? max_int(0, seq->len - seq->n_on_device) : 0;
         seq->stats.n_recomputed = min_int((int)match.n_full_tokens, seq->n_prompt) - seq->len;
         seq->calls->on_admitted(seq->user);
     }
-    return true;
+    return PLACED;
 }
 
 /* Those that stand before the one admitted. */
@@ -207,10 +266,15 @@ static void admit(struct engine *engine, struct plan *plan) {
 
         if (seq->state != SEQ_WAITING) /* ended by a call */
             continue;
-        if (!place(engine, plan, seq)) {
+        switch (place(engine, plan, seq)) {
+        case PLACE_FULL:
             if (is_empty && i == 0)
                 engine_finish(engine, seq, SEQ_END_NO_SPACE);
             return;
+        case PLACE_LATER:
+            continue;
+        case PLACED:
+            break;
         }
         count_passed_by(engine, first, engine->admitted[i]);
     }

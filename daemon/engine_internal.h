@@ -1,6 +1,7 @@
 /* engine_internal: what the engine's files share. engine.c: seqs come, end and are given back; engine_fill.c: a plan is
  * filled; engine_reap.c: a plan's results are looked at; engine_open.c: memory, passes, warm-up. */
 #pragma once
+#include "costs.h"
 #include "engine.h"
 #include "pages.h"
 #include "plan.h"
@@ -21,8 +22,6 @@ struct engine {
     struct seq **at_slot;    /* [n_places] who runs there */
     struct model_pass *prefill, *replay, *cycle;
     struct plan plans[DEVICE_PLANS_MAX];
-    struct device_thread *thread;
-    int done_fd;
 
     /* A seq is in one of these: */
     struct waiting waiting;
@@ -35,6 +34,7 @@ struct engine {
     uint64_t last_done_us;
     bool is_busy; /* seqs are being looked at: who ends now is freed later */
     int error;
+    struct costs costs;
     struct engine_view view; /* its counters and constants */
 
     /* of engine_fill: [n_list_max] */
@@ -58,6 +58,7 @@ void engine_reap(struct engine *engine, struct plan *plan);
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);
+void engine_end_restore(struct seq *seq);
 void engine_place(struct engine *engine, struct seq *seq, int slot);
 /* Those that plans on their way know no longer go or wait again. True: there were some. */
 bool engine_settle_all(struct engine *engine);

@@ -2,8 +2,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "engine_internal.h"
 
@@ -98,6 +96,7 @@ static int warm_up(struct engine *engine, struct stream *stream) {
         if (us < best[i % 2])
             best[i % 2] = us;
     }
+    costs_init(&engine->costs, (double)best[1] / engine->info->block_size);
     engine->n_steps_seen = *model_ring(engine->options.model)->n_steps;
     engine->view.draft_min_accept = engine->options.draft_min_accept;
     if (engine->options.draft_min_accept < 0)
@@ -117,10 +116,9 @@ int engine_open(const struct engine_options *options, struct engine **ret_engine
     engine->info = model_info(options->model);
     engine->n_rows_max = max_int(options->chunk_rows, options->batch_rows);
     engine->n_free_places = engine->view.n_places = options->n_places;
-    engine->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     kv_store_stats(options->store, &stats);
     engine->view.n_pages_max = stats.group[KV_TARGET_FULL].n_slots;
-    r = engine->done_fd < 0 ? -errno : open_lists(engine);
+    r = open_lists(engine);
     if (r == 0)
         r = kv_hasher_new(&engine->hasher);
     if (r == 0)
@@ -133,8 +131,6 @@ int engine_open(const struct engine_options *options, struct engine **ret_engine
         r = warm_up(engine, stream);
     if (stream)
         options->backend->stream_close(stream);
-    if (r == 0)
-        r = device_thread_start(options->backend, options->device, engine->done_fd, &engine->thread);
     if (r != 0) {
         engine_close(engine);
         return report_error(report, r, "engine: %d places of %d tokens, %d rows a plan: %s", options->n_places,
@@ -147,16 +143,17 @@ int engine_open(const struct engine_options *options, struct engine **ret_engine
 void engine_close(struct engine *engine) {
     if (!engine)
         return;
-    device_thread_stop(engine->thread);
     for (; engine->n_done < engine->n_sent; engine->n_done++)
         plan_give_states(&engine->plans[engine->n_done % DEVICE_PLANS_MAX], engine->options.store);
     for (struct seq *seq; (seq = engine->placed);) {
         engine->placed = seq->next;
         pages_end(&engine->pages[seq->slot]);
+        engine_end_restore(seq);
         seq_free(seq);
     }
     for (struct seq *seq; (seq = waiting_first(&engine->waiting));) {
         waiting_remove(&engine->waiting, seq);
+        engine_end_restore(seq);
         seq_free(seq);
     }
     for (int i = 0; i < DEVICE_PLANS_MAX; i++)
@@ -168,8 +165,6 @@ void engine_close(struct engine *engine) {
         pages_close(&engine->pages[i]);
     tables_close(&engine->tables);
     kv_hasher_free(engine->hasher);
-    if (engine->done_fd >= 0)
-        close(engine->done_fd);
     free(engine->pages);
     free(engine->at_slot);
     free(engine->list);

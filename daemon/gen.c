@@ -77,7 +77,8 @@ static void count_result(struct gen *gen, enum proto_finish finish) {
 
     metrics_add(m, METRIC_REQUESTS, (int)finish, 1);
     metrics_add(m, METRIC_PROMPT_TOKENS, 0, gen->seq->n_prompt);
-    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_DEVICE, s->n_cached);
+    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_DEVICE, s->n_cached - s->n_restored);
+    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_HOST, s->n_restored);
     metrics_add(m, METRIC_RECOMPUTED_TOKENS, 0, s->n_recomputed);
     metrics_add(m, METRIC_DRAFT_STEPS, 0, s->n_steps);
     metrics_add(m, METRIC_DRAFT_PROPOSED, 0, s->n_proposed);
@@ -258,7 +259,7 @@ static void submit(struct gen *gen) {
     struct service *service = gen->service;
     struct seq *seq = gen->build.seq;
     struct engine_view view;
-    struct kv_match match = {0};
+    struct found found = {0};
     int r;
 
     engine_look(service->pair.engine, &view);
@@ -290,9 +291,8 @@ static void submit(struct gen *gen) {
     gen->state = GEN_RUNNING;
     gen->n_queued = view.n_waiting;
     if (seq->cache != SEQ_CACHE_BYPASS)
-        kv_store_lookup(service->pair.store, seq->keys, seq->tokens,
-                        (uint32_t)min_int(seq->n_keys, (seq->n_prompt - 1) / PAGE_TOKENS), &match);
-    gen_send_accepted(gen, (int)match.n_tokens);
+        found = service_find(service, seq->keys, seq->tokens, min_int(seq->n_keys, (seq->n_prompt - 1) / PAGE_TOKENS));
+    gen_send_accepted(gen, found.device, found.host);
 }
 
 /* The prompt is tokens now, or is refused. */
@@ -508,7 +508,7 @@ static const char *state_name(const struct gen *gen) {
     case SEQ_LEAVING:
         break;
     }
-    return "waiting";
+    return gen->seq->is_restoring ? "restore" : "waiting";
 }
 
 void gens_write_list(const struct gens *gens, uid_t uid, bool of_all, struct wire_out *out) {

@@ -22,25 +22,25 @@ static bool begin_event(struct gen *gen, const char *type, uint32_t n_more) {
     return true;
 }
 
-static void write_cached(struct wire_out *out, int device) {
+static void write_cached(struct wire_out *out, int device, int host) {
     wire_key(out, "cached");
     wire_map(out, 3);
     wire_key(out, "device");
     wire_int(out, device);
     wire_key(out, "host");
-    wire_int(out, 0);
+    wire_int(out, host);
     wire_key(out, "disk");
     wire_int(out, 0);
 }
 
-void gen_send_accepted(struct gen *gen, int n_cached) {
+void gen_send_accepted(struct gen *gen, int n_device, int n_host) {
     struct wire_out *out = &gen->service->out;
 
     if (!begin_event(gen, "accepted", 3))
         return;
     wire_key(out, "n_prompt");
     wire_int(out, gen->seq->n_prompt);
-    write_cached(out, n_cached);
+    write_cached(out, n_device, n_host);
     wire_key(out, "queue");
     wire_int(out, gen->n_queued);
     send_event(gen);
@@ -169,7 +169,7 @@ static void write_usage(struct wire_out *out, const struct gen *gen) {
     wire_uint(out, gen->output.n_completion);
     wire_key(out, "reasoning");
     wire_uint(out, gen->output.n_reasoning);
-    write_cached(out, stats->n_cached);
+    write_cached(out, stats->n_cached - stats->n_restored, stats->n_restored);
     wire_key(out, "recomputed");
     wire_int(out, stats->n_recomputed);
     wire_key(out, "draft");
@@ -196,7 +196,7 @@ static void write_timings(struct wire_out *out, const struct gen *gen) {
     wire_key(out, "timings");
     wire_map(out, 5);
     write_ms(out, "queue_ms", gen->received_us, admitted);
-    write_ms(out, "restore_ms", 0, 0);
+    write_ms(out, "restore_ms", s->restore_us, s->restored_us);
     write_ms(out, "prefill_ms", admitted, first);
     write_ms(out, "decode_ms", first, now);
     write_ms(out, "ttft_ms", gen->received_us, first);

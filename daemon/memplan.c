@@ -8,7 +8,10 @@
 #include "config.h"
 #include "model.h"
 
-enum { SLOTS_MAX = 1 << 28 }; /* of pages, and of restore points with their windows: sums stay inside an int */
+enum {
+    SLOTS_MAX = 1 << 28,
+    HOST_ALIGN = 4096
+}; /* of pages, and of restore points with their windows: sums stay inside an int */
 
 /* Sums that exceed 64 bits fit nowhere, like the largest number. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -160,6 +163,23 @@ int memplan_make(const struct memplan_model *model, const struct memplan_limits 
                    limits->max_seqs, plan.max_seqs);
     *ret_plan = plan;
     return 0;
+}
+
+static uint32_t slots_of(uint64_t bytes, uint64_t slot_bytes) {
+    uint64_t n = slot_bytes > 0 ? bytes / align_up(slot_bytes, HOST_ALIGN) : 0;
+
+    return n < SLOTS_MAX ? (uint32_t)n : SLOTS_MAX;
+}
+
+void memplan_host(const struct memplan_model *m, uint64_t host_bytes, uint32_t ret_slots[KV_GROUP_N]) {
+    uint64_t sliding = m->slot_bytes[KV_DRAFT_SLIDING] > 0 ? host_bytes / 20 : 0, states = host_bytes / 4;
+
+    ret_slots[KV_DRAFT_SLIDING] = slots_of(sliding, m->slot_bytes[KV_DRAFT_SLIDING]);
+    ret_slots[KV_TARGET_STATE] = slots_of(states, m->slot_bytes[KV_TARGET_STATE]);
+    ret_slots[KV_TARGET_FULL] =
+        slots_of(host_bytes - states - sliding, align_up(m->slot_bytes[KV_TARGET_FULL], HOST_ALIGN) +
+                                                    align_up(m->slot_bytes[KV_DRAFT_FULL], HOST_ALIGN));
+    ret_slots[KV_DRAFT_FULL] = m->slot_bytes[KV_DRAFT_FULL] > 0 ? ret_slots[KV_TARGET_FULL] : 0;
 }
 
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group) {

@@ -126,7 +126,7 @@ static void put_session(const struct call *call, const struct session *session) 
     wire_map(out, 5);
     put_cstr(out, "name", session->name);
     put_int(out, "n_tokens", session->n);
-    put_cached(out, sessions_cached(call->service->sessions, session));
+    put_cached(out, service_find(call->service, session->keys, session->tokens, session->n / PAGE_TOKENS));
     put_bool(out, "pinned", session->is_pinned);
     put_bool(out, "durable", false); /* no tier outlives the process */
 }
@@ -261,61 +261,98 @@ static void unpin_session(const struct call *call) {
 
 /* ---- the cache ------------------------------------------------------------------------------------------------------ */
 
-static uint64_t group_bytes(const struct call *call, int group, uint32_t n_slots) {
-    return (uint64_t)n_slots * call->service->pair.plan.model.slot_bytes[group];
-}
+struct tier_stats {
+    uint64_t bytes, used_bytes, n_pages, n_hits, n_spilled, n_fetched, n_evicted;
+};
 
-static void put_tier(const struct call *call, const char *name, const struct kv_store_stats *stats) {
-    uint64_t bytes = 0, used = 0, n_evicted = 0;
-    struct wire_out *out = call->out;
-
-    for (int g = 0; stats && g < KV_GROUP_N; g++) {
-        const struct kv_group_stats *group = &stats->group[g];
-
-        bytes += group_bytes(call, g, group->n_slots);
-        used += group_bytes(call, g, group->n_slots - group->n_free);
-        n_evicted += group->n_evicted;
-    }
+static void put_tier(struct wire_out *out, const char *name, const struct tier_stats *t) {
     wire_key(out, name);
     wire_map(out, 7);
-    put_int(out, "bytes", (int64_t)bytes);
-    put_int(out, "used_bytes", (int64_t)used);
-    put_int(out, "pages", stats ? stats->n_records : 0);
-    put_int(out, "hits", stats ? (int64_t)stats->n_hits : 0);
-    put_int(out, "spilled", 0);
-    put_int(out, "fetched", 0);
-    put_int(out, "evicted", (int64_t)n_evicted);
+    put_int(out, "bytes", (int64_t)t->bytes);
+    put_int(out, "used_bytes", (int64_t)t->used_bytes);
+    put_int(out, "pages", (int64_t)t->n_pages);
+    put_int(out, "hits", (int64_t)t->n_hits);
+    put_int(out, "spilled", (int64_t)t->n_spilled);
+    put_int(out, "fetched", (int64_t)t->n_fetched);
+    put_int(out, "evicted", (int64_t)t->n_evicted);
+}
+
+static struct tier_stats device_tier(const struct pair *pair) {
+    struct kv_store_stats stats;
+    struct tier_stats t = {0};
+
+    kv_store_stats(pair->store, &stats);
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        const struct kv_group_stats *group = &stats.group[g];
+
+        t.bytes += group->n_slots * pair->plan.model.slot_bytes[g];
+        t.used_bytes += (group->n_slots - group->n_free) * pair->plan.model.slot_bytes[g];
+        t.n_evicted += group->n_evicted;
+    }
+    t.n_pages = stats.n_records;
+    t.n_hits = stats.n_hits;
+    return t;
+}
+
+static struct tier_stats host_tier(const struct pair *pair) {
+    struct kv_restores_stats restores;
+    struct kv_spill_stats spills;
+    struct tier_stats t = {0};
+
+    if (!pair->shelf)
+        return t;
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        struct kv_shelf_group_stats group;
+
+        kv_shelf_stats(pair->shelf, (enum kv_group)g, &group);
+        t.bytes += group.n_slots * pair->plan.model.slot_bytes[g];
+        t.used_bytes += (group.n_slots - group.n_free) * pair->plan.model.slot_bytes[g];
+        t.n_evicted += group.n_evicted;
+        if (g == KV_TARGET_FULL)
+            t.n_pages = group.n_clean;
+    }
+    kv_spill_stats(pair->spill, &spills);
+    kv_restores_stats(pair->restores, &restores);
+    t.n_hits = restores.n_done;
+    t.n_spilled = spills.n_copies;
+    t.n_fetched = restores.n_copies;
+    return t;
 }
 
 static void cache_stats(const struct call *call) {
-    struct kv_store_stats stats;
+    const struct pair *pair = &call->service->pair;
+    struct tier_stats device = device_tier(pair), host = host_tier(pair);
 
-    kv_store_stats(call->service->pair.store, &stats);
     begin(call, 1);
     wire_key(call->out, "tiers");
     wire_map(call->out, 3);
-    put_tier(call, "device", &stats);
-    put_tier(call, "host", NULL);
-    put_tier(call, "disk", NULL);
+    put_tier(call->out, "device", &device);
+    put_tier(call->out, "host", &host);
+    put_tier(call->out, "disk", &(struct tier_stats){0});
 }
 
+/* From the device: what is on its way down has arrived, see must_wait(). */
 static void evict(const struct call *call) {
-    struct kv_store *store = call->service->pair.store;
-    struct kv_store_stats before, after;
+    const struct pair *pair = &call->service->pair;
+    struct tier_stats before = device_tier(pair), host_before = host_tier(pair), after, host_after;
     struct span tier = {0};
-    int64_t n_bytes = 0, n_freed = 0;
+    int64_t n_bytes = 0;
+    uint64_t n_freed = 0;
     bool all = false;
 
     request_get_str(call->request, "tier", &tier);
     request_get_int(call->request, "bytes", &n_bytes);
     request_get_bool(call->request, "all", &all);
-    kv_store_stats(store, &before);
     if (span_is(tier, "device"))
-        n_freed = (int64_t)(all ? kv_store_evict_all(store) : kv_store_evict_bytes(store, (uint64_t)n_bytes));
-    kv_store_stats(store, &after);
+        n_freed = all ? kv_store_evict_all(pair->store) : kv_store_evict_bytes(pair->store, (uint64_t)n_bytes);
+    if (span_is(tier, "host") && pair->shelf)
+        n_freed = kv_shelf_evict_bytes(pair->shelf, all ? UINT64_MAX : (uint64_t)n_bytes);
+    after = device_tier(pair);
+    host_after = host_tier(pair);
     begin(call, 2);
-    put_int(call->out, "pages", (int64_t)before.n_records - after.n_records);
-    put_int(call->out, "bytes", n_freed);
+    put_int(call->out, "pages",
+            (int64_t)(before.n_pages - after.n_pages) + (int64_t)(host_before.n_pages - host_after.n_pages));
+    put_int(call->out, "bytes", (int64_t)n_freed);
 }
 
 static void verify(const struct call *call) { /* nothing lies on a disk */
@@ -461,6 +498,58 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_SERVER_LOG_LEVEL] = log_level,
 };
 
+/* What leaves the device shall be in host memory by then, if it is to be there at all. */
+static bool must_wait(const struct service *service, const struct request *request) {
+    const struct kv_spill *spill = service->pair.spill;
+    struct span tier = {0};
+
+    if (request->method != METHOD_CACHE_EVICT || !spill || kv_spill_is_idle(spill))
+        return false;
+    request_get_str(request, "tier", &tier);
+    return span_is(tier, "device");
+}
+
+static bool wait_for_quiet(struct service *service, struct conn *conn, struct request *request) {
+    struct postponed *postponed = malloc(sizeof *postponed);
+
+    if (!postponed)
+        return false;
+    *postponed = (struct postponed){service->postponed, conn, request};
+    service->postponed = postponed;
+    return true;
+}
+
+void service_answer_postponed(struct service *service) {
+    struct postponed *postponed = service->postponed;
+
+    if (!postponed || !kv_spill_is_idle(service->pair.spill))
+        return;
+    service->postponed = NULL;
+    while (postponed) {
+        struct postponed *next = postponed->next;
+
+        service_request(service, postponed->conn, postponed->request);
+        free(postponed);
+        postponed = next;
+    }
+}
+
+void service_conn_closed(struct service *service, struct conn *conn) {
+    struct postponed **at = &service->postponed;
+
+    while (*at) {
+        struct postponed *postponed = *at;
+
+        if (postponed->conn != conn) {
+            at = &postponed->next;
+            continue;
+        }
+        *at = postponed->next;
+        request_free(postponed->request);
+        free(postponed);
+    }
+}
+
 void service_request(struct service *service, struct conn *conn, struct request *request) {
     int refusal = -1;
     struct call call = {service, conn, request, &service->out, &refusal};
@@ -479,6 +568,8 @@ void service_request(struct service *service, struct conn *conn, struct request 
         reload_start(service, conn, request, NULL);
         break;
     default:
+        if (must_wait(service, request) && wait_for_quiet(service, conn, request))
+            return;
         HANDLERS[request->method](&call);
         call_answer(&call);
         request_free(request);

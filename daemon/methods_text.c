@@ -144,12 +144,10 @@ static void run(struct later *later) {
 
 /* ---- on the loop ---------------------------------------------------------------------------------------------------- */
 
-static int find_cached(const struct text_call *text) {
-    struct kv_match match = {0};
-
-    if (text->n_pages > 0)
-        kv_store_lookup(text->later.service->pair.store, text->keys, text->ids, text->n_pages, &match);
-    return (int)match.n_tokens;
+static struct found find_cached(const struct text_call *text) {
+    if (text->n_pages == 0)
+        return (struct found){0};
+    return service_find(text->later.service, text->keys, text->ids, (int)text->n_pages);
 }
 
 static void free_text_call(struct text_call *text) {
@@ -168,10 +166,8 @@ static void finish(struct later *later) {
     if (call.conn && text->refusal < 0 && text->request->method == METHOD_CHAT_RENDER)
         put_cached(call.out, find_cached(text));
     if (call.conn && text->refusal < 0 && text->request->method == METHOD_CACHE_LOOKUP) {
-        begin(&call, 3);
-        put_int(call.out, "device", find_cached(text));
-        put_int(call.out, "host", 0);
-        put_int(call.out, "disk", 0);
+        proto_result_begin(call.out, call.request->id);
+        put_tiers(call.out, find_cached(text));
     }
     if (call.conn)
         call_answer(&call);

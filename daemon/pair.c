@@ -147,12 +147,59 @@ static int open_store(struct pair *pair, const struct model_options *options, st
                                  strerror(-r));
 }
 
+enum { SPILLS = 8, RESTORES = 8 /* on their way at a time */ };
+
+/* The host tier, if there is one. */
+static int open_tiers(struct pair *pair, const struct config *config, const struct kv_work *work,
+                      struct report *report) {
+    uint32_t n_pages = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS), n_slots[KV_GROUP_N];
+    struct kv_shelf_options shelf = {.backend = pair->backend, .device = pair->device};
+    struct kv_spill_options spill = {.store = pair->store, .work = *work, .n_jobs = SPILLS, .n_pages_max = n_pages};
+    struct kv_restores_options restores = {.store = pair->store, .n_restores = RESTORES, .n_pages_max = n_pages};
+    int r = device_thread_start(pair->backend, pair->device, &pair->thread);
+
+    if (r == 0) {
+        pair->copies = calloc(1, sizeof *pair->copies);
+        r = pair->copies ? 0 : -ENOMEM;
+    }
+    if (r != 0)
+        return report_error(report, r, "the device thread cannot be started: %s", strerror(-r));
+    copies_init(pair->copies, pair->thread);
+    if (config->kv.host_bytes == 0)
+        return 0;
+    memplan_host(&pair->plan.model, config->kv.host_bytes, n_slots);
+    if (n_slots[KV_TARGET_FULL] == 0 || n_slots[KV_TARGET_STATE] == 0)
+        return report_error(report, -EINVAL,
+                            "kv.host_bytes: %llu bytes hold no page and restore point; a quarter is for restore points "
+                            "of %llu bytes each",
+                            (unsigned long long)config->kv.host_bytes,
+                            (unsigned long long)pair->plan.model.slot_bytes[KV_TARGET_STATE]);
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        shelf.group[g].payload_bytes = pair->plan.model.slot_bytes[g];
+        shelf.group[g].n_slots = n_slots[g];
+    }
+    r = kv_shelf_open(&shelf, &pair->shelf);
+    spill.shelf = restores.shelf = pair->shelf;
+    spill.copier = restores.copier = copies_copier(pair->copies);
+    if (r == 0)
+        r = kv_spill_open(&spill, &pair->spill);
+    if (r == 0)
+        r = kv_restores_open(&restores, &pair->restores);
+    return r == 0 ? 0
+                  : report_error(report, r, "kv.host_bytes: %llu bytes cannot be reserved: %s",
+                                 (unsigned long long)config->kv.host_bytes, strerror(-r));
+}
+
 static int open_engine(struct pair *pair, const struct config *config, uint64_t (*now_us)(void),
                        struct report *report) {
     struct engine_options options = {.backend = pair->backend,
                                      .device = pair->device,
                                      .model = pair->model,
                                      .store = pair->store,
+                                     .thread = pair->thread,
+                                     .spill = pair->spill,
+                                     .restores = config->kv.restore == CONFIG_RESTORE_NEVER ? NULL : pair->restores,
+                                     .restore_always = config->kv.restore == CONFIG_RESTORE_ALWAYS,
                                      .n_places = pair->plan.max_seqs,
                                      .n_seqs_max = 2 * pair->plan.max_seqs + 65536, /* sched.queue_max may change */
                                      .n_context = pair->plan.max_context,
@@ -174,8 +221,8 @@ static char *last_name(const char *path) {
     return strndup(path + begin, n - begin);
 }
 
-int pair_open(const struct config *config, uint64_t (*now_us)(void), struct pair_progress *progress,
-              struct pair *ret_pair, struct report *report) {
+int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
+              struct pair_progress *progress, struct pair *ret_pair, struct report *report) {
     struct model_options options = options_of(config);
     struct pair pair = {0};
     struct model_info info;
@@ -196,6 +243,8 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), struct pair
     report_progress(progress, 70, "reserving the cache");
     if (r == 0)
         r = open_store(&pair, &options, report);
+    if (r == 0)
+        r = open_tiers(&pair, config, work, report);
     report_progress(progress, 85, "warming up");
     if (r == 0)
         r = open_engine(&pair, config, now_us, report);
@@ -214,8 +263,18 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), struct pair
     return 0;
 }
 
+void pair_stop(struct pair *pair) {
+    device_thread_stop(pair->thread);
+    pair->thread = NULL;
+}
+
 void pair_close(struct pair *pair) {
+    pair_stop(pair);
     engine_close(pair->engine);
+    kv_restores_close(pair->restores);
+    kv_spill_close(pair->spill);
+    kv_shelf_close(pair->shelf);
+    free(pair->copies);
     kv_store_close(pair->store);
     prompt_rules_deinit(&pair->rules);
     model_close(pair->model);

@@ -2,6 +2,7 @@
  * which they need each other. Loading blocks and runs on a worker thread; what comes out belongs to the loop. */
 #pragma once
 #include "config.h"
+#include "copies.h"
 #include "engine.h"
 #include "memplan.h"
 #include "output.h"
@@ -17,6 +18,11 @@ struct pair {
     int32_t marks[CHAT_N_MARKS];
     struct memplan plan;
     struct kv_store *store;
+    struct device_thread *thread;
+    struct copies *copies;
+    struct kv_shelf *shelf; /* this and the next two: NULL without a host tier */
+    struct kv_spill *spill;
+    struct kv_restores *restores;
     struct engine *engine;
     bool default_thinking;
     char *name, *draft_name;                /* of the folders */
@@ -29,9 +35,11 @@ struct pair_progress {
     const char *what; /* atomic: a literal */
 };
 
-/* 0, or a negative errno with a line: nothing is kept. */
-int pair_open(const struct config *config, uint64_t (*now_us)(void), struct pair_progress *progress,
-              struct pair *ret_pair, struct report *report);
+/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. */
+int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
+              struct pair_progress *progress, struct pair *ret_pair, struct report *report);
+/* Stops the device thread; what was on its way is done. The loop then gives out the last results of copies, and closes. */
+void pair_stop(struct pair *pair);
 void pair_close(struct pair *pair);
 
 /* The memory plan of a configuration, from the config.json files alone. */

@@ -12,6 +12,7 @@
 #include "later.h"
 #include "reload.h"
 #include "server.h"
+#include "uvwork.h"
 #include "watch.h"
 
 enum {
@@ -36,7 +37,7 @@ struct process {
     uv_work_t load;
     struct report load_report;
     int load_result;
-    struct watch *engine_watch;
+    struct watch *watches[1 + KV_COPY_DIRECTION_N]; /* plans, copies */
     uint64_t drain_until_us, extended_us;
     bool is_loading, is_closing;
     int status; /* to exit with */
@@ -56,7 +57,8 @@ static void on_server_closed(void *user) {
         log_line(&p->service.log, LOG_INFO, "stop", "status=%d", p->status);
         _exit(p->status);
     }
-    watch_stop(p->engine_watch);
+    for (size_t i = 0; i < ARRAY_LEN(p->watches); i++)
+        watch_stop(p->watches[i]);
     uv_close((uv_handle_t *)&p->tick, NULL);
     uv_close((uv_handle_t *)&p->watchdog, NULL);
     uv_close((uv_handle_t *)&p->turn, NULL);
@@ -79,7 +81,7 @@ static void step_drain(struct process *p) {
         return;
     if (service_now_us() >= p->drain_until_us)
         gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
-    if (gens_count(service->gens) == 0 && !service->laters)
+    if (gens_count(service->gens) == 0 && !service->laters && service_is_quiet(service))
         close_all(p);
 }
 
@@ -179,6 +181,7 @@ static void on_turn(uv_prepare_t *prepare) {
     if (service->phase == SERVICE_LOADING || p->is_closing)
         return;
     engine_turn(service->pair.engine);
+    service_answer_postponed(service);
     if (gens_count(service->gens) > 0)
         start_ticking(p);
     step_drain(p);
@@ -190,13 +193,20 @@ static void on_engine(void *user) {
     engine_dispatch(p->service.pair.engine);
 }
 
+static void on_copies(void *user) {
+    struct process *p = user;
+
+    copies_dispatch(p->service.pair.copies);
+}
+
 /* ---- loading -------------------------------------------------------------------------------------------------------- */
 
 static void on_load(uv_work_t *work) {
     struct process *p = work->data;
+    struct kv_work pool = uvwork_of(&p->loop);
 
     p->load_result =
-        pair_open(&p->service.config, service_now_us, &p->service.progress, &p->service.pair, &p->load_report);
+        pair_open(&p->service.config, service_now_us, &pool, &p->service.progress, &p->service.pair, &p->load_report);
 }
 
 static int begin_serving(struct process *p) {
@@ -209,7 +219,10 @@ static int begin_serving(struct process *p) {
     int r = sessions_open(&options, &service->sessions);
 
     if (r == 0)
-        r = watch_start(&p->loop, engine_fd(service->pair.engine), on_engine, p, &p->engine_watch);
+        r = watch_start(&p->loop, engine_fd(service->pair.engine), on_engine, p, &p->watches[0]);
+    for (int d = 0; r == 0 && d < KV_COPY_DIRECTION_N; d++)
+        r = watch_start(&p->loop, device_thread_copied_fd(service->pair.thread, (enum kv_copy_direction)d), on_copies,
+                        p, &p->watches[1 + d]);
     return r;
 }
 
@@ -280,6 +293,7 @@ static void on_close(void *user, struct conn *conn) {
 
     later_conn_closed(service, conn);
     gens_conn_closed(service->gens, conn);
+    service_conn_closed(service, conn);
 }
 
 static int open_server(struct process *p, int listen_fd, struct report *report) {
@@ -385,6 +399,7 @@ static void open_handles(struct process *p) {
 
 static void close_service(struct service *service) {
     gens_close(service->gens);
+    pair_stop(&service->pair);
     engine_close(service->pair.engine); /* before the sessions and the store it has leases on */
     service->pair.engine = NULL;
     sessions_close(service->sessions);

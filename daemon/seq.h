@@ -7,8 +7,10 @@
  */
 #pragma once
 #include "backend.h"
+#include "restore.h"
 #include "store.h"
 
+struct engine;
 struct seq;
 
 enum seq_state { SEQ_WAITING, SEQ_FEEDING, SEQ_DECODING, SEQ_PREEMPTED, SEQ_LEAVING };
@@ -29,12 +31,13 @@ enum { SEQ_CUTS_MAX = 64, SEQ_PRIORITY_MIN = -100, SEQ_PRIORITY_MAX = 100 };
 
 /* What was measured of it; times in microseconds of the loop's clock. */
 struct seq_stats {
-    int n_cached;                        /* tokens of the prompt taken from the index at first admission */
+    int n_cached;                        /* tokens of the prompt that were not computed at first admission */
+    int n_restored;                      /* of these, from host memory */
     int n_recomputed;                    /* tokens that were held there and run again all the same */
     int n_steps, n_proposed, n_accepted; /* verify passes, and drafts in them */
     int n_by_steps;                      /* tokens that verify passes committed */
     int n_preempted;
-    uint64_t submitted_us, admitted_us, fed_us, first_token_us, ended_us;
+    uint64_t submitted_us, restore_us /* began */, restored_us, admitted_us, fed_us, first_token_us, ended_us;
 };
 
 struct seq_calls {
@@ -72,6 +75,7 @@ struct seq {
     bool is_parked; /* may be set at any time: it decodes no further, and keeps what it has */
 
     /* ---- the engine's ---- */
+    struct engine *engine;
     enum seq_state state;
     struct seq *next, *prev; /* of those in its state: engine_internal.h, waiting.h */
     uint64_t order;
@@ -82,12 +86,17 @@ struct seq {
     int n_cycles;       /* in plans on their way */
     uint64_t last_plan; /* the newest plan it is in */
     int n_passed_by;
-    bool has_ended;        /* on_end was called, or is not wanted any more */
-    uint64_t restore_plan; /* copies the restore point it begins with; 0: that is done */
-    bool is_granted;       /* plans on their way may write the rolling restore point */
-    int rolled;            /* tokens of the one in the rolling slot, to be held; 0: none */
-    bool draws_drafts;     /* drafting is on now */
-    float drafted_tokens;  /* moving average of tokens per verify pass while drafting */
-    int n_plain;           /* verify passes since drafting was switched off */
+    bool has_ended;             /* on_end was called, or is not wanted any more */
+    struct kv_restore *restore; /* of pages from below, until it has a place */
+    bool is_restoring;          /* it is on its way, and the seq is not admitted before */
+    bool was_restored;          /* pages below were looked for */
+    int n_on_device;            /* tokens found on the device before */
+    uint64_t restore_bytes;     /* about */
+    uint64_t restore_plan;      /* copies the restore point it begins with; 0: that is done */
+    bool is_granted;            /* plans on their way may write the rolling restore point */
+    int rolled;                 /* tokens of the one in the rolling slot, to be held; 0: none */
+    bool draws_drafts;          /* drafting is on now */
+    float drafted_tokens;       /* moving average of tokens per verify pass while drafting */
+    int n_plain;                /* verify passes since drafting was switched off */
     struct seq_stats stats;
 };

@@ -13,6 +13,17 @@ uint64_t service_now_us(void) {
     return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
+struct found service_find(const struct service *service, const struct kv_key *keys, const int32_t *tokens,
+                          int n_pages) {
+    const struct pair *pair = &service->pair;
+    struct kv_match match;
+    int n;
+
+    kv_store_lookup(pair->store, keys, tokens, (uint32_t)n_pages, &match);
+    n = pair->restores ? (int)kv_restores_lookup(pair->restores, keys, tokens, (uint32_t)n_pages) : 0;
+    return (struct found){(int)match.n_tokens, max_int(0, n - (int)match.n_tokens)};
+}
+
 bool service_is_progressing(const struct service *service) {
     struct engine_view view;
 
@@ -20,6 +31,17 @@ bool service_is_progressing(const struct service *service) {
         return true;
     engine_look(service->pair.engine, &view);
     return view.error == 0 && (view.waits_since_us == 0 || service_now_us() - view.waits_since_us < service->stuck_us);
+}
+
+bool service_is_quiet(const struct service *service) {
+    const struct pair *pair = &service->pair;
+    struct kv_restores_stats restores = {0};
+    struct engine_view view;
+
+    engine_look(pair->engine, &view);
+    if (pair->restores)
+        kv_restores_stats(pair->restores, &restores);
+    return view.n_in_flight == 0 && restores.n_now == 0 && (!pair->spill || kv_spill_is_idle(pair->spill));
 }
 
 static void update_server(struct service *service) {

@@ -18,6 +18,12 @@ enum { SERVICE_MESSAGE_BYTES_MAX = 256 << 20 };
 
 enum service_phase { SERVICE_LOADING, SERVICE_SERVING, SERVICE_DRAINING };
 
+struct postponed { /* a request that is answered when nothing is on its way down any more */
+    struct postponed *next;
+    struct conn *conn;
+    struct request *request;
+};
+
 struct service {
     struct uv_loop_s *loop;
     struct config config;
@@ -29,7 +35,8 @@ struct service {
     struct pair pair;          /* from SERVING on */
     struct sessions *sessions; /* from SERVING on */
     struct gens *gens;
-    struct wire_out out; /* of the message at hand */
+    struct postponed *postponed; /* newest first */
+    struct wire_out out;         /* of the message at hand */
     uint64_t started_us;
     uint64_t stuck_us;                      /* a device that finishes no plan for so long is stuck */
     void (*drain)(struct service *service); /* as SIGTERM */
@@ -40,11 +47,23 @@ struct service {
 
 uint64_t service_now_us(void); /* monotonic */
 
+/* What a prompt of n_pages pages would find: tokens from each tier. */
+struct found {
+    int device, host;
+};
+struct found service_find(const struct service *service, const struct kv_key *keys, const int32_t *tokens, int n_pages);
+
 /* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);
+
+/* Nothing is on its way between device and host. */
+bool service_is_quiet(const struct service *service);
 
 /* Brings gauges and totals that others keep up to date. */
 void service_update_metrics(struct service *service);
 
 /* Answers or begins one request of a conn; takes the request over. */
 void service_request(struct service *service, struct conn *conn, struct request *request);
+/* Once a turn: answers what waits, if its time has come. */
+void service_answer_postponed(struct service *service);
+void service_conn_closed(struct service *service, struct conn *conn);

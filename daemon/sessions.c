@@ -189,13 +189,6 @@ int sessions_fork(struct sessions *s, const struct session *session, struct span
     return 0;
 }
 
-int sessions_cached(const struct sessions *s, const struct session *session) {
-    struct kv_match match;
-
-    kv_store_lookup(s->options.store, session->keys, session->tokens, (uint32_t)(session->n / PAGE_TOKENS), &match);
-    return (int)match.n_tokens;
-}
-
 int sessions_pin(struct sessions *s, struct session *session) {
     uint32_t n_pages = (uint32_t)(session->n / PAGE_TOKENS);
     struct kv_match match;

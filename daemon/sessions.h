@@ -56,8 +56,5 @@ int sessions_extend(struct sessions *sessions, struct session *session, const in
 int sessions_pin(struct sessions *sessions, struct session *session);
 void sessions_unpin(struct sessions *sessions, struct session *session);
 
-/* How many of its tokens a request that goes on from all of them would find. */
-int sessions_cached(const struct sessions *sessions, const struct session *session);
-
 /* The namespace of a user. */
 int sessions_root(const struct sessions *sessions, uid_t uid, struct kv_key *ret_root);

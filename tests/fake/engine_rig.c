@@ -130,10 +130,13 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
 
     *rig = (struct engine_rig){.pair = pair, .options = *options};
     engine.store = rig->store = engine_rig_store_open(pair, options);
+    ENGINE_RIG_CHECK(device_thread_start(pair->backend, pair->device, &rig->thread) == 0);
+    engine.thread = rig->thread;
     ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
 }
 
 void engine_rig_close(struct engine_rig *rig) {
+    device_thread_stop(rig->thread);
     engine_close(rig->engine);
     engine_rig_check(rig);
     kv_store_close(rig->store);

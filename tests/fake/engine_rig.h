@@ -34,6 +34,7 @@ struct engine_rig_options {
 struct engine_rig {
     struct engine_rig_pair *pair;
     struct kv_store *store;
+    struct device_thread *thread;
     struct engine *engine;
     struct engine_rig_options options;
 };

@@ -248,14 +248,13 @@ static void reading_is_bounded(void **state) {
 }
 
 static void lower_tiers_are_refused_not_ignored(void **state) {
-    struct config config = accepts("[kv]\nhost_bytes = 0\ndisk_path =\n", NULL);
+    struct config config = accepts("[kv]\nhost_bytes = 1GiB\ndisk_path =\n", NULL);
 
     (void)state;
     config_free(&config);
-    refuses("[kv]\nhost_bytes = 1GiB\n", "a.conf:2: kv.host_bytes: this version keeps pages on the device only");
-    refuses("[kv]\ndisk_path = /x\n", "kv.disk_path");
+    refuses("[kv]\ndisk_path = /x\n",
+            "a.conf:2: kv.disk_path: this version keeps pages on the device and in host memory");
     refuses("[kv]\ndisk_bytes = 1GiB\n", "kv.disk_bytes");
-    refuses("[kv]\nrestore = never\n", "kv.restore");
 }
 
 static void keys_that_contradict_each_other_are_refused(void **state) {

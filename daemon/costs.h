@@ -1,0 +1,15 @@
+/* costs: whether bringing a prefix back is faster than computing it again, by what both took lately. Pure numbers. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+struct costs {
+    double us_per_token; /* of prompts that were computed alone */
+    double us_per_byte;  /* of restores, waiting included */
+};
+
+/* us_per_token: a first guess. Restores are first taken to reach 1 GB/s. */
+void costs_init(struct costs *costs, double us_per_token);
+void costs_fed(struct costs *costs, int n_tokens, uint64_t us);
+void costs_restored(struct costs *costs, uint64_t bytes, uint64_t us);
+bool costs_prefer_restore(const struct costs *costs, int n_tokens, uint64_t bytes);
