@@ -97,7 +97,7 @@ static int open_folder(int parent_fd, const char *path, struct disk_folder *ret_
 }
 
 int disk_folder_open(const char *path, struct disk_folder *ret_folder) {
-    struct disk_folder folder;
+    struct disk_folder folder = {.fd = -1, .lock_fd = -1};
     int r = open_folder(AT_FDCWD, path, &folder);
 
     if (r != 0)
