@@ -16,7 +16,7 @@
 enum { OPS_MAX = 4096, N_RETRIES_MAX = 8, SAFETY_TICK_US = 1000000, N_QUEUES_MAX = 2 };
 
 struct entry {
-    struct disk_op *op; /* NULL while out: cached pages being dropped, for nobody */
+    struct disk_op *op; /* NULL: cached pages being dropped, for nobody */
     uint32_t generation;
     bool is_out;
 };
@@ -33,8 +33,9 @@ struct disk {
     uint32_t n_queues;
     int event_fd;
     uint32_t alignment;
-    struct kv_pool free_entries;
-    struct entry *entries; /* [n_ops_max] */
+    struct entry *entries; /* [n_entries]: first those of operations, then as many for dropping cached pages */
+    uint32_t n_entries;
+    struct kv_pool free_ops, free_drops;
     struct segment *segments;
     struct disk_uring_facts facts;
     struct disk_stats stats;
@@ -163,17 +164,14 @@ static int start_op(struct disk *disk, uint32_t idx) {
     return r;
 }
 
-/* Buffered I/O leaves pages in the kernel's cache that we keep ourselves. Nobody waits for it, and if all entries are
- * out the next one does it. A file that is removed meanwhile has nothing to drop. */
+/* Buffered I/O leaves pages in the kernel's cache that we keep ourselves. Nobody waits for it, and if all entries for it
+ * are out this time is skipped. A file that is removed meanwhile has nothing to drop. */
 static void drop_cached(struct disk *disk, uint32_t segment, uint64_t offset, uint32_t bytes) {
     struct disk_request request = {.call = DISK_CALL_DROP, .segment = segment, .offset = offset, .bytes = bytes};
     uint32_t idx;
 
-    if (kv_pool_take(&disk->free_entries, &idx) != 0)
-        return;
-    disk->entries[idx].op = NULL;
-    if (start(disk, idx, &request) != 0)
-        kv_pool_give(&disk->free_entries, idx);
+    if (kv_pool_take(&disk->free_drops, &idx) == 0 && start(disk, idx, &request) != 0)
+        kv_pool_give(&disk->free_drops, idx);
 }
 
 static void finish_add(struct disk *disk, uint32_t segment, int result) {
@@ -216,7 +214,7 @@ static void count(struct disk *disk, const struct disk_op *op) {
 static void finish(struct disk *disk, uint32_t idx, int result) {
     struct disk_op *op = disk->entries[idx].op;
 
-    kv_pool_give(&disk->free_entries, idx);
+    kv_pool_give(&disk->free_ops, idx);
     disk->segments[op->segment].n_out--;
     if (op->kind == DISK_SEGMENT_ADD)
         finish_add(disk, op->segment, result);
@@ -277,14 +275,14 @@ static void on_completion(struct disk *disk, uint64_t id, int result) {
     uint32_t idx = (uint32_t)id;
     struct entry *entry;
 
-    if (idx >= disk->options.n_ops_max || !disk->entries[idx].is_out || id != entry_id(disk, idx)) {
+    if (idx >= disk->n_entries || !disk->entries[idx].is_out || id != entry_id(disk, idx)) {
         disk->stats.n_unknown++;
         return;
     }
     entry = &disk->entries[idx];
     entry->is_out = false;
     if (entry->op == NULL)
-        kv_pool_give(&disk->free_entries, idx);
+        kv_pool_give(&disk->free_drops, idx);
     else if (is_worth_more(disk, entry->op, result))
         start_again(disk, idx);
     else
@@ -324,7 +322,7 @@ int disk_submit(struct disk *disk, struct disk_op *op, uint64_t now_us) {
         r = check_range(disk, op);
     if (r != 0)
         return r;
-    if (kv_pool_take(&disk->free_entries, &idx) != 0)
+    if (kv_pool_take(&disk->free_ops, &idx) != 0)
         return DISK_E_FULL;
     if (op->deadline_us == 0)
         op->deadline_us = now_us + disk->options.deadline_us;
@@ -334,7 +332,7 @@ int disk_submit(struct disk *disk, struct disk_op *op, uint64_t now_us) {
     disk->entries[idx].op = op;
     r = start_op(disk, idx);
     if (r != 0) {
-        kv_pool_give(&disk->free_entries, idx);
+        kv_pool_give(&disk->free_ops, idx);
         return r;
     }
     segment = &disk->segments[op->segment];
@@ -373,7 +371,7 @@ int disk_fd(const struct disk *disk) {
 
 /* Callbacks may submit, and what they submit may be done at once: the rest of that is for the next turn of the loop. */
 void disk_dispatch(struct disk *disk) {
-    uint32_t n_left = 2 * disk->options.n_ops_max;
+    uint32_t n_left = 2 * disk->n_entries;
     uint64_t n_wakeups;
     ssize_t n = read(disk->event_fd, &n_wakeups, sizeof(n_wakeups)); /* first: what comes after it makes it readable */
 
@@ -411,7 +409,7 @@ uint64_t disk_tick(struct disk *disk, uint64_t now_us) {
     for (uint32_t i = 0; i < disk->options.n_ops_max; i++) {
         const struct entry *entry = &disk->entries[i];
 
-        if (!entry->is_out || entry->op == NULL || entry->op->is_late)
+        if (!entry->is_out || entry->op->is_late)
             continue;
         if (entry->op->deadline_us <= now_us)
             make_late(disk, i);
@@ -441,7 +439,8 @@ static void disk_free(struct disk *disk) {
     }
     if (disk->event_fd >= 0)
         close(disk->event_fd);
-    kv_pool_deinit(&disk->free_entries);
+    kv_pool_deinit(&disk->free_ops);
+    kv_pool_deinit(&disk->free_drops);
     free(disk->segments);
     free(disk->entries);
     free(disk);
@@ -462,13 +461,13 @@ static int open_queues(struct disk *disk) {
     if (disk->event_fd < 0)
         return -errno;
     if (!options->no_ring) {
-        r = disk_uring_open(options, disk->event_fd, &disk->facts, &queue);
+        r = disk_uring_open(options, disk->n_entries, disk->event_fd, &disk->facts, &queue);
         disk->stats.ring_error = r;
         disk->stats.is_ring = r == 0;
         if (r == 0)
             add_queue(disk, queue);
     }
-    r = disk_work_open(options, disk->event_fd, &queue);
+    r = disk_work_open(options, disk->n_entries, disk->event_fd, &queue);
     if (r == 0)
         add_queue(disk, queue);
     return r;
@@ -507,10 +506,14 @@ int disk_open(const struct disk_options *options, struct disk **ret_disk) {
         return -ENOMEM;
     disk->options = *options;
     disk->event_fd = -1;
-    disk->entries = calloc(options->n_ops_max, sizeof(*disk->entries));
+    disk->n_entries = 2 * options->n_ops_max;
+    disk->entries = calloc(disk->n_entries, sizeof(*disk->entries));
     disk->segments = calloc(options->n_segments_max, sizeof(*disk->segments));
-    r = disk->entries == NULL || disk->segments == NULL ? -ENOMEM
-                                                        : kv_pool_init(&disk->free_entries, options->n_ops_max, 0);
+    r = disk->entries == NULL || disk->segments == NULL ? -ENOMEM : 0;
+    if (r == 0)
+        r = kv_pool_init(&disk->free_ops, options->n_ops_max, 0);
+    if (r == 0)
+        r = kv_pool_init(&disk->free_drops, options->n_ops_max, options->n_ops_max);
     for (uint32_t i = 0; disk->segments != NULL && i < options->n_segments_max; i++)
         disk->segments[i].fd = -1;
     if (r == 0)
@@ -528,7 +531,7 @@ int disk_open(const struct disk_options *options, struct disk **ret_disk) {
 uint32_t disk_close(struct disk *disk) {
     uint32_t n_out;
 
-    for (uint32_t i = 0; i < disk->options.n_ops_max; i++) {
+    for (uint32_t i = 0; i < disk->n_entries; i++) {
         struct entry *entry = &disk->entries[i];
 
         if (!entry->is_out)
@@ -539,7 +542,7 @@ uint32_t disk_close(struct disk *disk) {
             cancel(disk, i);
     }
     disk_dispatch(disk);
-    n_out = disk->options.n_ops_max - disk->free_entries.n_free;
+    n_out = disk->n_entries - disk->free_ops.n_free - disk->free_drops.n_free;
     if (n_out == 0)
         disk_free(disk);
     return n_out;

@@ -13,7 +13,7 @@ enum disk_call {
 };
 
 struct disk_request {
-    uint64_t id; /* never 0. The low half is < n_ops_max and no other request out has it */
+    uint64_t id; /* never 0. The low half is < n_calls_max and no other request out has it */
     enum disk_call call;
     uint32_t segment;
     int fd;
@@ -44,10 +44,12 @@ struct disk_uring_facts {
     int buffers_error;
 };
 
-/* Each makes event_fd readable when there is something to reap. */
-int disk_uring_open(const struct disk_options *options, int event_fd, struct disk_uring_facts *facts,
+/* Each makes event_fd readable when there is something to reap, and has no more than n_calls_max requests out. */
+int disk_uring_open(const struct disk_options *options, uint32_t n_calls_max, int event_fd,
+                    struct disk_uring_facts *facts,
                     struct disk_queue **ret_queue); /* knows neither CREATE nor REMOVE */
-int disk_work_open(const struct disk_options *options, int event_fd, struct disk_queue **ret_queue);
+int disk_work_open(const struct disk_options *options, uint32_t n_calls_max, int event_fd,
+                   struct disk_queue **ret_queue);
 
 /* The call itself, blocking. Returns its result or -errno. */
 int disk_request_run(const struct disk_request *request);

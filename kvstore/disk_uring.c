@@ -23,7 +23,7 @@ struct uring {
 /* ---- open -------------------------------------------------------------------------------------------------------- */
 
 /* From what the newest kernels have to what all have. An older one answers -EINVAL to a flag it does not know. */
-static int open_ring(uint32_t n_ops_max, struct io_uring *ret_ring) {
+static int open_ring(uint32_t n_calls_max, struct io_uring *ret_ring) {
     static const unsigned flags[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
                                          IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
                                      IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, 0};
@@ -31,9 +31,9 @@ static int open_ring(uint32_t n_ops_max, struct io_uring *ret_ring) {
 
     for (size_t i = 0; i < ARRAY_LEN(flags) && r == -EINVAL; i++) {
         struct io_uring_params params = {.flags = flags[i] | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP,
-                                         .cq_entries = 4 * n_ops_max}; /* each may be cancelled too */
+                                         .cq_entries = 4 * n_calls_max}; /* each may be cancelled too */
 
-        r = io_uring_queue_init_params(n_ops_max, ret_ring, &params);
+        r = io_uring_queue_init_params(n_calls_max, ret_ring, &params);
     }
     return r;
 }
@@ -137,8 +137,10 @@ static int uring_start(struct disk_queue *queue, const struct disk_request *requ
     }
     if (uring->facts->has_registered_files) {
         sqe->fd = (int)request->segment;
-        io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+        sqe->flags |= IOSQE_FIXED_FILE;
     }
+    if (!request->is_direct)
+        sqe->flags |= IOSQE_ASYNC; /* the kernel's threads copy the bytes, not this one */
     io_uring_sqe_set_data64(sqe, request->id);
     io_uring_submit(&uring->ring); /* what the kernel does not take now is offered again by reap */
     return 0;
@@ -195,14 +197,14 @@ static const struct disk_queue_table uring_table = {
     .close = uring_close,
 };
 
-int disk_uring_open(const struct disk_options *options, int event_fd, struct disk_uring_facts *facts,
-                    struct disk_queue **ret_queue) {
+int disk_uring_open(const struct disk_options *options, uint32_t n_calls_max, int event_fd,
+                    struct disk_uring_facts *facts, struct disk_queue **ret_queue) {
     struct uring *uring = calloc(1, sizeof(*uring));
     int r;
 
     if (uring == NULL)
         return -ENOMEM;
-    r = open_ring(options->n_ops_max, &uring->ring);
+    r = open_ring(n_calls_max, &uring->ring);
     if (r != 0) {
         free(uring);
         return r;

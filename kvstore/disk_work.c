@@ -202,15 +202,16 @@ static const struct disk_queue_table work_table = {
     .close = work_close,
 };
 
-int disk_work_open(const struct disk_options *options, int event_fd, struct disk_queue **ret_queue) {
-    struct disk_work *disk = calloc(1, sizeof(*disk) + options->n_ops_max * sizeof(disk->calls[0]));
+int disk_work_open(const struct disk_options *options, uint32_t n_calls_max, int event_fd,
+                   struct disk_queue **ret_queue) {
+    struct disk_work *disk = calloc(1, sizeof(*disk) + n_calls_max * sizeof(disk->calls[0]));
 
     if (disk == NULL)
         return -ENOMEM;
     disk->queue.table = &work_table;
     disk->work = options->work;
     disk->event_fd = event_fd;
-    disk->n_calls = options->n_ops_max;
+    disk->n_calls = n_calls_max;
     *ret_queue = &disk->queue;
     return 0;
 }

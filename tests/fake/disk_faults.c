@@ -6,7 +6,7 @@
 
 #include "base.h"
 
-enum { N_CALLS = DISK_CALL_REMOVE + 1, SCRIPT_MAX = 64, OUT_MAX = 4096, READY_MAX = 2 * OUT_MAX, N_QUEUES = 2 };
+enum { N_CALLS = DISK_CALL_REMOVE + 1, SCRIPT_MAX = 64, OUT_MAX = 8192, READY_MAX = 2 * OUT_MAX, N_QUEUES = 2 };
 
 struct completion {
     uint64_t id;

@@ -157,6 +157,30 @@ static void direct_io_that_is_rejected_makes_the_disk_buffered(void **state) {
     }
 }
 
+static void dropping_cached_pages_takes_no_operations_place(void **state) {
+    struct disk_rig rig;
+    struct rig_op ops[RIG_N_OPS];
+
+    open_rig(state, &rig);
+    if (rig_stats(&rig).is_direct) /* and from now on buffered */
+        disk_faults_add(rig.faults, DISK_CALL_READ, (struct disk_fault){.result = -EINVAL});
+    disk_faults_always(rig.faults, DISK_CALL_DROP, (struct disk_fault){.is_held = true, .is_deaf = true});
+    assert_int_equal(rig_do(&rig, read_into(&rig, 0)), 0);
+    for (int round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < RIG_N_OPS; i++) {
+            ops[i] = read_into(&rig, i);
+            rig_submit(&rig, &ops[i]);
+        }
+        for (uint32_t i = 0; i < RIG_N_OPS; i++)
+            assert_int_equal(rig_wait(&rig, &ops[i]), 0);
+    }
+    assert_int_equal(disk_faults_n_held(rig.faults), RIG_N_OPS);
+    assert_int_equal(disk_close(rig.disk), RIG_N_OPS); /* the kernel has them */
+    disk_faults_release(rig.faults);
+    rig_close_disk(&rig);
+    rig_free(&rig);
+}
+
 /* ---- lengths ----------------------------------------------------------------------------------------------------- */
 
 static void short_transfer_is_completed_once_and_exact(void **state) {
@@ -705,6 +729,7 @@ int main(void) {
         cmocka_unit_test(error_of_any_call_is_reported_once_and_not_tried_again),
         cmocka_unit_test(interrupted_call_is_made_again_until_patience_ends),
         cmocka_unit_test(direct_io_that_is_rejected_makes_the_disk_buffered),
+        cmocka_unit_test(dropping_cached_pages_takes_no_operations_place),
         cmocka_unit_test(short_transfer_is_completed_once_and_exact),
         cmocka_unit_test(odd_length_is_completed_from_an_aligned_offset),
         cmocka_unit_test(second_short_transfer_is_an_error_and_credits_nothing),
