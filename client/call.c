@@ -96,12 +96,13 @@ int spillway_wait(struct spillway *client, int timeout_ms, struct spillway_error
 static int give_up(struct spillway *client, const char *method, uint32_t id, int timeout_ms,
                    struct spillway_error *ret_error) {
     struct call *call = spillway_client_find(client, id);
+    bool is_gen = call->is_gen;
 
     call->is_abandoned = true;
-    if (call->is_gen && spillway_cancel(client, id, NULL) == 0)
-        spillway_dispatch(client, NULL);
+    if (is_gen && spillway_cancel(client, id, NULL) == 0)
+        spillway_dispatch(client, NULL); /* the answer may come right here, and end `call` */
     return spillway_client_error(ret_error, -ETIMEDOUT, "TIMEOUT", "%s: no %s %s within %d ms", client->path,
-                                 call->is_gen ? "sign of" : "answer to", method, timeout_ms);
+                                 is_gen ? "sign of" : "answer to", method, timeout_ms);
 }
 
 /* Every request that waits comes through here. */

@@ -140,7 +140,8 @@ struct spillway_handler {
 SPILLWAY_API int spillway_start(struct spillway *client, const char *method, spillway_write_fn *write_params,
                                 void *write_user, const struct spillway_handler *handler, uint32_t *ret_id,
                                 struct spillway_error *ret_error);
-/* Queues gen.cancel. The generation ends with its own answer, which may say anything but error if it was done already. */
+/* Queues gen.cancel. The generation's own answer still comes: with finish_reason `cancelled`, or with another one if it was
+ * done by then. */
 SPILLWAY_API int spillway_cancel(struct spillway *client, uint32_t id, struct spillway_error *ret_error);
 
 /* The socket, and what to poll() it for at this moment: POLLIN, and POLLOUT while bytes wait to be sent. The fd stays the

@@ -56,7 +56,7 @@ struct config {
         int connections;
         int requests; /* unanswered ones of one connection */
         int requests_per_uid, sessions_per_uid;
-        uint64_t frame_bytes;
+        uint64_t frame_bytes, pending_bytes;
     } limits;
     struct {
         int level; /* enum log_level */

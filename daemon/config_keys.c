@@ -136,6 +136,11 @@ const struct config_key config_keys[] = {
      .unit = "sessions", .doc = "Open sessions of one user; more are refused with QUOTA."},
     {"limits", "frame_bytes", CONFIG_BYTES, FIELD(limits.frame_bytes), "16MiB", 64 * KIB, 256 * MIB, .unit = "bytes",
      .doc = "Longest message of a client. A longer one is answered with BAD_FRAME and its connection closed."},
+    {"limits", "pending_bytes", CONFIG_BYTES, FIELD(limits.pending_bytes), "512MiB", MIB, 64 * GIB, .at_run_time = true,
+     .unit = "bytes",
+     .doc =
+         "Memory of all generations' requests together, running and waiting; more are refused with BUSY. One request\n"
+         "alone is always taken."},
 
     {"log", "level", CONFIG_WORD, FIELD(log.level), "info", .words = level_words, .at_run_time = true,
      .doc = "The least important lines that are written. info has one line for each finished request; none ever holds\n"

@@ -60,6 +60,7 @@ static int keep(struct conn *conn, const char *bytes, size_t n) {
         r = resize(conn, n > ROOM_MIN ? n : ROOM_MIN); /* not from this buffer then */
     if (r != 0)
         return r;
+    assert(bytes);
     if (bytes != conn->in)
         memmove(conn->in, bytes, n);
     conn->in_n = n;
@@ -184,19 +185,23 @@ static size_t deliver_all(struct conn *conn, const char *bytes, size_t n) {
 /* The n bytes are all there is, in the buffer or not. */
 static void take_bytes(struct conn *conn, const char *bytes, size_t n) {
     size_t n_used = deliver_all(conn, bytes, n);
+    uint32_t id;
     int r;
 
     if (conn->state != CONN_OPEN) /* the buffer is gone */
         return;
     if (n_used > 0 || conn->message_since_ms == 0)
         conn->message_since_ms = uv_now(conn->hub->loop);
-    r = keep(conn, bytes + n_used, n - n_used);
+    id = frame_peek_id(bytes + n_used, n - n_used);
+    if (n_used > 0) /* at the end of a turn, others may have acted before: they act on this in the next one */
+        conn_hub_mark(conn->hub, conn);
+    r = keep(conn, bytes + n_used, n - n_used); /* the bytes may be elsewhere now */
     if (r == 0 && conn->in_n == 0)
         conn->message_since_ms = 0;
     else if (r == 0 && conn->in_n == conn->in_room && !conn_is_held(conn))
         r = grow(conn);
     if (r < 0 && r != -EAGAIN) {
-        answer(conn, frame_peek_id(bytes + n_used, n - n_used), PROTO_INTERNAL, "no memory for this message");
+        answer(conn, id, PROTO_INTERNAL, "no memory for this message");
         conn_end(conn);
         return;
     }
@@ -248,6 +253,7 @@ void conn_in_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf) {
     if (conn->in_n == 0) {
         take_bytes(conn, buf->base, (size_t)n_read);
     } else {
+        assert(conn->in);
         conn->in_n += (size_t)n_read;
         take_bytes(conn, conn->in, conn->in_n);
     }

@@ -28,6 +28,8 @@ int cuts_find(const struct cuts_prompt *prompt, int *ret_cuts) {
     n = add(ret_cuts, n, prompt->n_max, last);
     n = add(ret_cuts, n, prompt->n_max, min_int(last, down(prompt->n_head)));
     n = add(ret_cuts, n, prompt->n_max, min_int(last, down(prompt->n_system)));
+    if (down(prompt->n) != last)
+        n = add(ret_cuts, n, prompt->n_max, prompt->n);
     for (; last - distance > 0; distance = 2 * distance + CUTS_SPACING_TOKENS)
         n = add(ret_cuts, n, prompt->n_max, down((int)(last - distance)));
     return n;

@@ -11,6 +11,8 @@ struct cuts_prompt {
 
 enum { CUTS_SPACING_TOKENS = 4096 }; /* first distance of the others from the end; each next one is twice as far on */
 
-/* Ascending, each a multiple of 64 and below n, in this order of precedence: the last one possible, the one before n_head,
- * the one before n_system, then back from the end at growing distances. Returns how many; ret_cuts has room for n_max. */
+/* Ascending, each a multiple of 64, in this order of precedence: the last one below n, the one before n_head, the one
+ * before n_system, n itself if it is a multiple of 64 (of no use to this prompt again, but to what goes on from it: decoding
+ * leaves none before the next multiple), then back from the end at growing distances. Returns how many; ret_cuts has room
+ * for n_max. */
 int cuts_find(const struct cuts_prompt *prompt, int *ret_cuts);

@@ -62,6 +62,7 @@ static void enqueue_done(struct device_thread *t, struct event *event, struct de
 static void *run(void *arg) {
     struct device_thread *t = arg;
 
+    pthread_setname_np(pthread_self(), "device");
     for (uint64_t n = 0;; n++) {
         struct device_work *work;
 

@@ -85,30 +85,44 @@ static void publish_all(struct engine *engine, struct seq *seq) {
     engine_publish(engine, seq, seq->len - seq->len % PAGE_TOKENS, KV_NO_SLOT);
 }
 
-static void unlink_seq(struct engine *engine, struct seq *seq) {
-    struct seq **at = &engine->seqs;
+void engine_place(struct engine *engine, struct seq *seq, int slot) {
+    struct seq **at = &engine->placed;
 
+    waiting_remove(&engine->waiting, seq);
+    while (*at && (*at)->order < seq->order)
+        at = &(*at)->next;
+    seq->next = *at;
+    *at = seq;
+    seq->slot = slot;
+    engine->at_slot[slot] = seq;
+    engine->n_free_places--;
+}
+
+static void leave_place(struct engine *engine, struct seq *seq) {
+    struct seq **at = &engine->placed;
+
+    pages_end(&engine->pages[seq->slot]);
     while (*at != seq)
         at = &(*at)->next;
     *at = seq->next;
+    seq->next = NULL;
+    engine->at_slot[seq->slot] = NULL;
+    engine->n_free_places++;
+    seq->slot = -1;
+}
+
+static void forget(struct engine *engine, struct seq *seq) {
     engine->n_seqs--;
+    seq_free(seq);
 }
 
 /* No plan on its way knows the seq any more: what it holds goes back, and it waits again or is gone. */
 static void settle(struct engine *engine, struct seq *seq) {
-    if (seq->slot >= 0) {
-        struct seq_pages *pages = &engine->pages[seq->slot];
-
-        if (seq->state == SEQ_PREEMPTED && engine->error == 0)
-            publish_all(engine, seq);
-        pages_end(pages);
-        engine->at_slot[seq->slot] = NULL;
-        engine->n_free_places++;
-        seq->slot = -1;
-    }
+    if (seq->state == SEQ_PREEMPTED && engine->error == 0)
+        publish_all(engine, seq);
+    leave_place(engine, seq);
     if (seq->state == SEQ_LEAVING) {
-        unlink_seq(engine, seq);
-        seq_free(seq);
+        forget(engine, seq);
         return;
     }
     seq->state = SEQ_WAITING;
@@ -116,16 +130,24 @@ static void settle(struct engine *engine, struct seq *seq) {
     seq->n_given = seq->n_tokens > seq->n_prompt ? seq->n_tokens - 1 : seq->n_prompt;
     seq->is_granted = false;
     seq->restore_plan = 0;
+    waiting_put(&engine->waiting, seq);
 }
 
-static void settle_if_home(struct engine *engine, struct seq *seq) {
-    if ((seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED) && seq->last_plan <= engine->n_done)
-        settle(engine, seq);
+static bool settle_if_home(struct engine *engine, struct seq *seq) {
+    if ((seq->state != SEQ_LEAVING && seq->state != SEQ_PREEMPTED) || seq->last_plan > engine->n_done)
+        return false;
+    settle(engine, seq);
+    return true;
 }
 
 static void leave(struct engine *engine, struct seq *seq) {
-    if (seq->slot >= 0 && engine->error == 0)
+    if (seq->state == SEQ_WAITING) {
+        waiting_remove(&engine->waiting, seq);
+        seq->next = engine->gone;
+        engine->gone = seq;
+    } else if (engine->error == 0) {
         publish_all(engine, seq);
+    }
     seq->has_ended = true;
     seq->state = SEQ_LEAVING;
     seq->stats.ended_us = engine->options.now_us();
@@ -140,15 +162,23 @@ void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why) {
 void engine_end(struct engine *engine, struct seq *seq) {
     assert(!seq->has_ended);
     leave(engine, seq);
-    if (!engine->is_dispatching) /* else the loop over a plan's results still looks at it */
-        settle_if_home(engine, seq);
+    if (!engine->is_busy)
+        engine_settle_all(engine);
 }
 
-void engine_settle_all(struct engine *engine) {
-    for (struct seq *seq = engine->seqs, *next; seq; seq = next) {
+bool engine_settle_all(struct engine *engine) {
+    bool any = false;
+
+    for (struct seq *seq = engine->placed, *next; seq; seq = next) {
         next = seq->next;
-        settle_if_home(engine, seq);
+        any |= settle_if_home(engine, seq);
     }
+    for (struct seq *seq; (seq = engine->gone);) {
+        engine->gone = seq->next;
+        forget(engine, seq);
+        any = true;
+    }
+    return any;
 }
 
 void engine_preempt(struct engine *engine, struct seq *seq) {
@@ -174,8 +204,6 @@ uint32_t engine_pages_to_decode(const struct engine *engine, const struct seq *s
 }
 
 int engine_submit(struct engine *engine, struct seq *seq) {
-    struct seq **end = &engine->seqs;
-
     if (engine->n_seqs >= engine->options.n_seqs_max)
         return ENGINE_E_BUSY;
     assert(seq->n_prompt > 0 && seq->n_tokens == seq->n_prompt && seq->n_tokens <= seq->n_tokens_max);
@@ -187,9 +215,7 @@ int engine_submit(struct engine *engine, struct seq *seq) {
     seq->order = ++engine->n_submitted;
     seq->draws_drafts = seq->speculate;
     seq->stats.submitted_us = engine->options.now_us();
-    while (*end)
-        end = &(*end)->next;
-    *end = seq;
+    waiting_put(&engine->waiting, seq);
     engine->n_seqs++;
     return 0;
 }
@@ -200,14 +226,29 @@ int engine_fd(const struct engine *engine) {
     return engine->done_fd;
 }
 
+/* A plan that is not sent: who asked in vain for a page in it is in no plan. */
+static void drop_plan(struct engine *engine, const struct plan *plan) {
+    for (struct seq *seq = engine->placed; seq; seq = seq->next)
+        if (seq->last_plan == plan->id)
+            seq->last_plan = plan->id - 1;
+}
+
 void engine_turn(struct engine *engine) {
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
+        bool is_empty;
 
         plan_clear(plan);
         plan->id = engine->n_sent + 1;
-        if (!engine_fill(engine, plan))
-            return;
+        engine->is_busy = true;
+        is_empty = !engine_fill(engine, plan);
+        engine->is_busy = false;
+        if (is_empty) {
+            drop_plan(engine, plan);
+            if (!engine_settle_all(engine))
+                return;
+            continue; /* pages may have come back */
+        }
         plan->submitted_us = engine->options.now_us();
         engine->n_sent++;
         engine->view.n_plans++;
@@ -217,15 +258,17 @@ void engine_turn(struct engine *engine) {
 
 static void lose_device(struct engine *engine, int error) {
     engine->error = error;
-    for (struct seq *seq = engine->seqs; seq; seq = seq->next)
+    for (struct seq *seq = engine->placed; seq; seq = seq->next)
         if (!seq->has_ended)
             engine_finish(engine, seq, SEQ_END_DEVICE);
+    for (struct seq *seq; (seq = waiting_first(&engine->waiting));)
+        engine_finish(engine, seq, SEQ_END_DEVICE);
 }
 
 void engine_dispatch(struct engine *engine) {
     uint64_t n = watch_take_count(engine->done_fd);
 
-    engine->is_dispatching = true;
+    engine->is_busy = true;
     for (; n > 0; n--) {
         struct plan *plan = &engine->plans[engine->n_done % DEVICE_PLANS_MAX];
         uint64_t now = engine->options.now_us();
@@ -235,10 +278,14 @@ void engine_dispatch(struct engine *engine) {
         engine->last_done_us = now;
         if (engine->error == 0 && plan->work.error != 0)
             lose_device(engine, plan->work.error);
+        if (engine->error == 0 && !engine_has_results(engine, plan))
+            lose_device(engine, -EIO);
         if (engine->error == 0)
             engine_reap(engine, plan);
+        else
+            plan_give_states(plan, engine->options.store);
     }
-    engine->is_dispatching = false;
+    engine->is_busy = false;
     engine_settle_all(engine);
 }
 
@@ -246,10 +293,11 @@ void engine_look(const struct engine *engine, struct engine_view *ret_view) {
     *ret_view = engine->view;
     ret_view->error = engine->error;
     ret_view->n_in_flight = (int)(engine->n_sent - engine->n_done);
-    ret_view->oldest_plan_us =
-        ret_view->n_in_flight > 0 ? engine->plans[engine->n_done % DEVICE_PLANS_MAX].submitted_us : 0;
-    for (const struct seq *seq = engine->seqs; seq; seq = seq->next) {
-        ret_view->n_waiting += seq->state == SEQ_WAITING;
+    if (ret_view->n_in_flight > 0)
+        ret_view->waits_since_us =
+            max_u64(engine->plans[engine->n_done % DEVICE_PLANS_MAX].submitted_us, engine->last_done_us);
+    ret_view->n_waiting = engine->waiting.n;
+    for (const struct seq *seq = engine->placed; seq; seq = seq->next) {
         ret_view->n_running += seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;
         ret_view->n_leaving += seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED;
     }

@@ -27,32 +27,42 @@ static bool has_place(const struct seq *seq) {
     return seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;
 }
 
-static int list_seqs(struct engine *engine) {
+static void add_to_list(struct engine *engine, struct seq *seq, int at) {
+    uint32_t n_pages = engine_pages_to_decode(engine, seq), n_held = 0;
+
+    if (has_place(seq))
+        n_held = (uint32_t)engine->pages[seq->slot].n_pages[KV_TARGET_FULL];
+    engine->list_seqs[at] = seq;
+    engine->list[at] =
+        (struct schedule_seq){.priority = seq->priority,
+                              .order = seq->order,
+                              .is_waiting = seq->state == SEQ_WAITING,
+                              .is_parked = seq->is_parked,
+                              .is_fed = seq->state == SEQ_DECODING,
+                              .is_replay = seq->n_fed >= seq->n_prompt,
+                              .n_left = seq->n_given - seq->n_fed,
+                              .n_to_cut = next_cut(seq) - seq->n_fed,
+                              .n_pages = seq->state != SEQ_DECODING && n_pages > n_held ? n_pages - n_held : 0,
+                              .n_passed_by = seq->n_passed_by};
+}
+
+/* Those with a place, oldest first. */
+static int list_placed(struct engine *engine) {
     int n = 0;
 
-    for (struct seq *seq = engine->seqs; seq; seq = seq->next) {
-        struct schedule_seq *s = &engine->list[n];
-        uint32_t n_pages = engine_pages_to_decode(engine, seq);
+    for (struct seq *seq = engine->placed; seq; seq = seq->next)
+        if (has_place(seq))
+            add_to_list(engine, seq, n++);
+    return n;
+}
 
-        if (seq->state != SEQ_WAITING && !has_place(seq))
-            continue;
-        *s = (struct schedule_seq){.priority = seq->priority,
-                                   .order = seq->order,
-                                   .is_waiting = seq->state == SEQ_WAITING,
-                                   .is_fed = seq->state == SEQ_DECODING,
-                                   .is_replay = seq->n_fed >= seq->n_prompt,
-                                   .n_left = seq->n_given - seq->n_fed,
-                                   .n_to_cut = next_cut(seq) - seq->n_fed,
-                                   .n_passed_by = seq->n_passed_by};
-        if (seq->state == SEQ_FEEDING) {
-            uint32_t n_held = (uint32_t)engine->pages[seq->slot].n_pages[KV_TARGET_FULL];
+/* Behind the first n: those that wait, as far as one looks. Returns where they end. */
+static int list_waiting(struct engine *engine, int n) {
+    int end = min_int(n + ENGINE_LOOK_AHEAD, engine->n_list_max);
 
-            s->n_pages = n_pages > n_held ? n_pages - n_held : 0;
-        } else if (seq->state == SEQ_WAITING) {
-            s->n_pages = n_pages;
-        }
-        engine->list_seqs[n++] = seq;
-    }
+    for (struct seq *seq = waiting_first(&engine->waiting); seq && n < end; seq = waiting_next(&engine->waiting, seq))
+        if (!seq->is_parked) /* it is admitted again when its client reads */
+            add_to_list(engine, seq, n++);
     return n;
 }
 
@@ -126,18 +136,15 @@ static int free_place(const struct engine *engine) {
 static bool place(struct engine *engine, struct plan *plan, struct seq *seq) {
     bool is_new = seq->n_tokens == seq->n_prompt;
     int n_pages = seq->cache == SEQ_CACHE_BYPASS ? 0 : (is_new ? seq->n_prompt - 1 : seq->n_given) / PAGE_TOKENS;
+    int slot = free_place(engine);
     struct kv_match match;
 
-    seq->slot = free_place(engine);
     if (!engine_extend_keys(engine, seq, n_pages))
         n_pages = 0;
-    if (pages_begin(&engine->pages[seq->slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
-                    &match) != 0) {
-        seq->slot = -1;
+    if (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
+                    &match) != 0)
         return false;
-    }
-    engine->at_slot[seq->slot] = seq;
-    engine->n_free_places--;
+    engine_place(engine, seq, slot);
     write_ctl(engine, plan, seq, &match);
     add_branch_cut(seq, &match);
     seq->len = seq->n_fed = (int)match.n_tokens;
@@ -152,25 +159,60 @@ static bool place(struct engine *engine, struct plan *plan, struct seq *seq) {
     return true;
 }
 
-static void count_passed_by(struct engine *engine, uint64_t order) {
-    for (struct seq *seq = engine->seqs; seq && seq->order < order; seq = seq->next)
-        seq->n_passed_by += seq->state == SEQ_WAITING;
+/* Those that stand before the one admitted. */
+static void count_passed_by(struct engine *engine, int first, int admitted) {
+    for (int i = first; i < admitted; i++)
+        engine->list_seqs[i]->n_passed_by += engine->list_seqs[i]->state == SEQ_WAITING;
+}
+
+/* Somebody leaves: pages and a place come with the end of plans that are out. */
+static bool is_room_coming(const struct engine *engine) {
+    for (const struct seq *seq = engine->placed; seq; seq = seq->next)
+        if (!has_place(seq))
+            return true;
+    return false;
+}
+
+/* What a client that does not read holds is for those that go on. */
+static void preempt_parked(struct engine *engine) {
+    for (struct seq *seq = engine->placed, *next; seq && !is_room_coming(engine); seq = next) {
+        next = seq->next;
+        if (seq->is_parked)
+            engine_preempt(engine, seq);
+    }
 }
 
 static void admit(struct engine *engine, struct plan *plan) {
     uint32_t n_pages = kv_store_n_available(engine->options.store, KV_TARGET_FULL), n_slack;
-    int n = list_seqs(engine), n_admit;
+    bool is_empty = engine->n_free_places == engine->options.n_places;
+    int first, n, n_admit;
 
+    if (engine->waiting.n == 0)
+        return;
+    first = list_placed(engine);
+    n = list_waiting(engine, first);
+    if (n == first)
+        return;
     /* Those that decode grow too: without this, who was preempted would take back what it had just given. */
     n_slack = 2 * (uint32_t)(engine->options.n_places - engine->n_free_places);
     n_pages = n_pages > n_slack ? n_pages - n_slack : 0;
     n_admit = schedule_admit(engine->list, n, engine->n_free_places, n_pages, engine->admitted);
+    if (n_admit < n - first)
+        preempt_parked(engine);
+    if (n_admit == 0 &&
+        is_empty) /* nobody will give anything back: it gets what there is, and ends if that is too little */
+        engine->admitted[n_admit++] = first;
     for (int i = 0; i < n_admit; i++) {
         struct seq *seq = engine->list_seqs[engine->admitted[i]];
 
-        if (!place(engine, plan, seq))
+        if (seq->state != SEQ_WAITING) /* ended by a call */
+            continue;
+        if (!place(engine, plan, seq)) {
+            if (is_empty && i == 0)
+                engine_finish(engine, seq, SEQ_END_NO_SPACE);
             return;
-        count_passed_by(engine, seq->order);
+        }
+        count_passed_by(engine, first, engine->admitted[i]);
     }
 }
 
@@ -182,10 +224,9 @@ static bool make_room(struct engine *engine, struct seq *seq) {
     struct seq *victim;
     int n;
 
-    for (const struct seq *s = engine->seqs; s; s = s->next)
-        if (s->state == SEQ_PREEMPTED || (s->state == SEQ_LEAVING && s->slot >= 0))
-            return false;
-    n = list_seqs(engine);
+    if (is_room_coming(engine))
+        return false;
+    n = list_placed(engine);
     n = schedule_victim(engine->list, n);
     assert(n >= 0); /* the seq itself has a place */
     victim = engine->list_seqs[n];
@@ -235,7 +276,7 @@ static void feed_seq(struct engine *engine, struct plan *plan, struct seq *seq, 
 
 static void feed(struct engine *engine, struct plan *plan) {
     struct schedule_rows rows = {engine->options.chunk_rows, engine->options.batch_rows, 0};
-    int n = list_seqs(engine), n_feed;
+    int n = list_placed(engine), n_feed;
 
     for (int i = 0; i < n; i++)
         if (engine->list[i].is_fed)
@@ -284,7 +325,7 @@ static void set_fields(struct engine *engine, struct plan *plan, struct seq *seq
 static void add_cycle(struct engine *engine, struct plan *plan) {
     int block = engine->info->block_size;
 
-    for (struct seq *seq = engine->seqs, *next; seq; seq = next) {
+    for (struct seq *seq = engine->placed, *next; seq; seq = next) {
         int n_tokens;
 
         next = seq->next;

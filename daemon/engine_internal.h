@@ -5,6 +5,11 @@
 #include "pages.h"
 #include "plan.h"
 #include "schedule.h"
+#include "waiting.h"
+
+enum {
+    ENGINE_LOOK_AHEAD = 64, /* seqs that wait and are looked at in a turn: of those before, some fit or all must wait */
+};
 
 struct engine {
     struct engine_options options;
@@ -19,17 +24,21 @@ struct engine {
     struct device_thread *thread;
     int done_fd;
 
-    struct seq *seqs; /* all, oldest first */
+    /* A seq is in one of these: */
+    struct waiting waiting;
+    struct seq *placed; /* those with a place, oldest first */
+    struct seq *gone;   /* ended while they waited, and while somebody may be looking at them */
     int n_seqs, n_free_places;
     uint64_t n_submitted;    /* seqs */
     uint64_t n_sent, n_done; /* plans */
     uint64_t n_steps_seen;   /* of the ring */
     uint64_t last_done_us;
-    bool is_dispatching;
+    bool is_busy; /* seqs are being looked at: who ends now is freed later */
     int error;
     struct engine_view view; /* its counters and constants */
 
-    /* of engine_fill: [n_seqs_max] */
+    /* of engine_fill: [n_list_max] */
+    int n_list_max;
     struct schedule_seq *list;
     struct seq **list_seqs, **feed_seqs;
     int *admitted;
@@ -42,12 +51,16 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b) {
 
 /* False: there is nothing to do. */
 bool engine_fill(struct engine *engine, struct plan *plan);
+/* False: what was reported done has not been done; the device is lost. */
+bool engine_has_results(const struct engine *engine, const struct plan *plan);
 void engine_reap(struct engine *engine, struct plan *plan);
 
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);
-void engine_settle_all(struct engine *engine);
+void engine_place(struct engine *engine, struct seq *seq, int slot);
+/* Those that plans on their way know no longer go or wait again. True: there were some. */
+bool engine_settle_all(struct engine *engine);
 bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages);
 int engine_positions_max(const struct engine *engine, const struct seq *seq);
 uint32_t engine_pages_to_decode(const struct engine *engine, const struct seq *seq);

@@ -8,8 +8,9 @@
 #include "engine_internal.h"
 
 static int open_lists(struct engine *engine) {
-    size_t n = (size_t)engine->options.n_seqs_max, n_places = (size_t)engine->options.n_places;
+    size_t n_places = (size_t)engine->options.n_places, n = n_places + ENGINE_LOOK_AHEAD;
 
+    engine->n_list_max = (int)n;
     engine->pages = calloc(n_places, sizeof *engine->pages);
     engine->at_slot = calloc(n_places, sizeof(struct seq *));
     engine->list = calloc(n, sizeof *engine->list);
@@ -147,11 +148,15 @@ void engine_close(struct engine *engine) {
     if (!engine)
         return;
     device_thread_stop(engine->thread);
-    engine->n_done = engine->n_sent;
-    for (struct seq *seq = engine->seqs, *next; seq; seq = next) {
-        next = seq->next;
-        if (seq->slot >= 0)
-            pages_end(&engine->pages[seq->slot]);
+    for (; engine->n_done < engine->n_sent; engine->n_done++)
+        plan_give_states(&engine->plans[engine->n_done % DEVICE_PLANS_MAX], engine->options.store);
+    for (struct seq *seq; (seq = engine->placed);) {
+        engine->placed = seq->next;
+        pages_end(&engine->pages[seq->slot]);
+        seq_free(seq);
+    }
+    for (struct seq *seq; (seq = waiting_first(&engine->waiting));) {
+        waiting_remove(&engine->waiting, seq);
         seq_free(seq);
     }
     for (int i = 0; i < DEVICE_PLANS_MAX; i++)

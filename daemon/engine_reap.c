@@ -4,12 +4,18 @@
 
 #include "engine_internal.h"
 
+bool engine_has_results(const struct engine *engine, const struct plan *plan) {
+    uint64_t n_steps = (plan->n_prefill > 0) + (plan->n_replay > 0) + (plan->n_cycle > 0);
+
+    return __atomic_load_n(model_ring(engine->options.model)->n_steps, __ATOMIC_ACQUIRE) >=
+           engine->n_steps_seen + n_steps;
+}
+
 /* One pass published one step. */
 static const struct step_out *take_step(struct engine *engine, int *ret_n) {
     const struct step_ring *ring = model_ring(engine->options.model);
     uint64_t at = engine->n_steps_seen++ % (uint64_t)ring->n_steps_max;
 
-    assert(__atomic_load_n(ring->n_steps, __ATOMIC_ACQUIRE) >= engine->n_steps_seen);
     *ret_n = ring->n_segs[at];
     return ring->out + at * (uint64_t)ring->n_segs_max;
 }
@@ -94,8 +100,8 @@ static void reap_cycle(struct engine *engine, const struct plan *plan) {
 
 /* Restore points that this plan copied from need no longer be held. */
 static void end_restores(struct engine *engine, const struct plan *plan) {
-    for (struct seq *seq = engine->seqs; seq; seq = seq->next)
-        if (seq->slot >= 0 && seq->restore_plan == plan->id) {
+    for (struct seq *seq = engine->placed; seq; seq = seq->next)
+        if (seq->restore_plan == plan->id) {
             pages_restored(&engine->pages[seq->slot]);
             seq->restore_plan = 0;
         }

@@ -226,9 +226,12 @@ static size_t utf8_length(const char *bytes, size_t n) {
     return n;
 }
 
-static int check_string(const struct check *check, const msgpack_object_str *string) {
-    size_t i = utf8_length(string->ptr, string->size);
+static int check_string(const struct check *check, msgpack_object_str *string) {
+    size_t i;
 
+    if (string->size == 0) /* msgpack-c gives it no place */
+        string->ptr = check->bytes;
+    i = utf8_length(string->ptr, string->size);
     if (i < string->size)
         return report_error(check->report, FRAME_E_BAD,
                             "the string at byte %zu of the message is not UTF-8: its byte %zu is 0x%02x",
@@ -278,13 +281,13 @@ static int check_unique(const struct check *check, const msgpack_object_map *map
     return e;
 }
 
-static int check_value(const struct check *check, const msgpack_object *value);
+static int check_value(const struct check *check, msgpack_object *value);
 
-static int check_map(const struct check *check, const msgpack_object_map *map) {
+static int check_map(const struct check *check, msgpack_object_map *map) {
     int e;
 
     for (uint32_t i = 0; i < map->size; i++) {
-        const msgpack_object *key = &map->ptr[i].key;
+        msgpack_object *key = &map->ptr[i].key;
 
         if (key->type != MSGPACK_OBJECT_STR)
             return report_error(check->report, FRAME_E_BAD,
@@ -300,7 +303,7 @@ static int check_map(const struct check *check, const msgpack_object_map *map) {
     return check_unique(check, map);
 }
 
-static int check_value(const struct check *check, const msgpack_object *value) { /* as deep as the scan allowed */
+static int check_value(const struct check *check, msgpack_object *value) { /* as deep as the scan allowed */
     int e = 0;
 
     if (value->type == MSGPACK_OBJECT_STR)

@@ -13,6 +13,7 @@
 enum {
     INLINE_BYTES = 16 * 1024, /* of a request: what is tokenised on the loop, in well under a millisecond */
     HEARTBEAT_US = 4 * 1000 * 1000,
+    RETRY_MS = 500,
     PROGRESS_US = 200 * 1000,  /* between two progress events at least */
     TEXT_BYTES_MAX = 64 << 20, /* of an answer */
     CALL_BYTES_MAX = 1 << 20,
@@ -48,6 +49,7 @@ static void gen_free(struct gen *gen) {
         at = &(*at)->next;
     *at = gen->next;
     gens->n--;
+    gens->request_bytes -= request_bytes(gen->request);
     if (gen->session)
         gen->session->user = NULL;
     output_deinit(&gen->output);
@@ -188,6 +190,8 @@ static void on_tokens(void *user, const int32_t *tokens, int n, const struct log
     count_tokens(gen, n_used);
     if (r == OUTPUT_E_STOPPED)
         finish_gen(gen, PROTO_FINISH_STOP_STRING, false);
+    else if (r == OUTPUT_E_FULL)
+        finish_gen(gen, PROTO_FINISH_LENGTH, false);
     else if (r != 0)
         finish_gen(gen, PROTO_FINISH_ERROR, false);
 }
@@ -266,6 +270,7 @@ static void submit(struct gen *gen) {
         refuse(gen, PROTO_INTERNAL, "out of memory");
         return;
     }
+    seq->is_parked = gen->conn && conn_is_congested(gen->conn);
     seq->calls = &CALLS;
     seq->user = gen;
     r = engine_submit(service->pair.engine, seq);
@@ -375,8 +380,10 @@ void gens_start(struct service *service, struct conn *conn, struct request *requ
     gen->deadline_us =
         request->gen->deadline_ms > 0 ? gen->received_us + (uint64_t)request->gen->deadline_ms * 1000 : 0;
     gen->next = gens->first;
+    gen->number = ++gens->last_number;
     gens->first = gen;
     gens->n++;
+    gens->request_bytes += request_bytes(request);
     gen->build.pair = &service->pair;
     gen->build.params = gen->params;
     gen->build.n_restore_points = service->config.kv.restore_points;
@@ -390,6 +397,14 @@ void gens_start(struct service *service, struct conn *conn, struct request *requ
         struct proto_number data[] = {{"requests_per_uid", quota}};
 
         refuse_data(gen, PROTO_QUOTA, "this user has as many requests running and waiting as one may have", data, 1);
+        return;
+    }
+    if (gens->request_bytes > service->config.limits.pending_bytes && gens->n > 1) {
+        struct proto_number data[] = {{"pending_bytes", (int64_t)service->config.limits.pending_bytes},
+                                      {"retry_ms", RETRY_MS}};
+
+        refuse_data(gen, PROTO_BUSY, "the requests that run and wait hold as much memory as they may; try again", data,
+                    2);
         return;
     }
     if (!take_session(gen))
@@ -420,6 +435,15 @@ static void end_gen(struct gen *gen, enum proto_finish finish, enum proto_code w
 bool gens_cancel(struct gens *gens, struct conn *conn, uint32_t id) {
     for (struct gen *gen = gens->first; gen; gen = gen->next)
         if (gen->conn == conn && gen->id == id && !gen->is_unwanted) {
+            end_gen(gen, PROTO_FINISH_CANCELLED, PROTO_CANCELLED);
+            return true;
+        }
+    return false;
+}
+
+bool gens_cancel_number(struct gens *gens, uid_t uid, bool of_all, uint64_t number) {
+    for (struct gen *gen = gens->first; gen; gen = gen->next)
+        if (gen->number == number && (of_all || gen->uid == uid) && !gen->is_unwanted) {
             end_gen(gen, PROTO_FINISH_CANCELLED, PROTO_CANCELLED);
             return true;
         }
@@ -472,11 +496,13 @@ void gens_end_all(struct gens *gens, enum proto_finish why) {
 static const char *state_name(const struct gen *gen) {
     if (gen->state == GEN_BUILDING)
         return "tokenize";
+    if (gen->seq->is_parked && gen->seq->state != SEQ_FEEDING)
+        return "parked"; /* with its place and pages, or without them when others need them */
     switch (gen->seq->state) {
     case SEQ_FEEDING:
         return "prefill";
     case SEQ_DECODING:
-        return gen->seq->is_parked ? "parked" : "decode";
+        return "decode";
     case SEQ_WAITING:
     case SEQ_PREEMPTED:
     case SEQ_LEAVING:
@@ -494,7 +520,9 @@ void gens_write_list(const struct gens *gens, uid_t uid, bool of_all, struct wir
     for (const struct gen *gen = gens->first; gen; gen = gen->next) {
         if (!of_all && gen->uid != uid)
             continue;
-        wire_map(out, 7);
+        wire_map(out, 8);
+        wire_key(out, "gen");
+        wire_uint(out, gen->number);
         wire_key(out, "id");
         wire_uint(out, gen->id);
         wire_key(out, "uid");

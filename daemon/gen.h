@@ -19,6 +19,8 @@ void gens_close(struct gens *gens);
 void gens_start(struct service *service, struct conn *conn, struct request *request);
 /* False: this connection has no such generation. */
 bool gens_cancel(struct gens *gens, struct conn *conn, uint32_t id);
+/* By the number that gen.list shows. False: this user, or with of_all any user, has no such generation. */
+bool gens_cancel_number(struct gens *gens, uid_t uid, bool of_all, uint64_t number);
 
 void gens_conn_slow(struct gens *gens, struct conn *conn);
 void gens_conn_congested(struct gens *gens, struct conn *conn, bool is_congested);

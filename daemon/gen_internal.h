@@ -8,7 +8,9 @@
 struct gens {
     struct service *service;
     struct gen *first;
+    size_t request_bytes; /* of all of them */
     int n;
+    uint64_t last_number;
 };
 
 enum gen_state { GEN_BUILDING, GEN_RUNNING };
@@ -35,7 +37,8 @@ struct gen {
     struct request *request;
     const struct gen_params *params;
     uid_t uid;
-    uint32_t id;
+    uint32_t id;     /* the client's, of its connection */
+    uint64_t number; /* the daemon's, from 1 */
     uint64_t n_events;
     enum gen_state state;
     struct session *session;

@@ -1,4 +1,4 @@
-/* methods: the requests that are answered at once. gen.start is gen.c's. */
+/* methods: the requests that are answered at once. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,26 +6,11 @@
 #include "config_keys.h"
 #include "conn.h"
 #include "gen.h"
+#include "methods_internal.h"
+#include "reload.h"
 #include "server.h"
 
 /* ---- answering ------------------------------------------------------------------------------------------------------ */
-
-struct call { /* one request being answered */
-    struct service *service;
-    struct conn *conn;
-    struct request *request;
-    struct wire_out *out;
-};
-
-static void begin(const struct call *call, uint32_t n_pairs) {
-    proto_result_begin(call->out, call->request->id);
-    wire_map(call->out, n_pairs);
-}
-
-static void put_int(struct wire_out *out, const char *key, int64_t value) {
-    wire_key(out, key);
-    wire_int(out, value);
-}
 
 static void put_cstr(struct wire_out *out, const char *key, const char *value) {
     wire_key(out, key);
@@ -37,17 +22,24 @@ static void put_bool(struct wire_out *out, const char *key, bool value) {
     wire_bool(out, value);
 }
 
-static void put_cached(struct wire_out *out, int64_t device) {
-    wire_key(out, "cached");
-    wire_map(out, 3);
-    put_int(out, "device", device);
-    put_int(out, "host", 0);
-    put_int(out, "disk", 0);
+void call_answer(const struct call *call) {
+    struct wire_out *out = call->out;
+
+    if (*call->ret_refusal >= 0)
+        metrics_add(&call->service->metrics, METRIC_ERRORS, *call->ret_refusal, 1);
+    if (conn_respond(call->conn, out) == 0)
+        return;
+    wire_out_clear(out);
+    proto_error(out, call->request->id, PROTO_INTERNAL, "the response could not be built: out of memory");
+    conn_respond(call->conn, out);
 }
 
-static void refuse(const struct call *call, enum proto_code code, const char *message) {
-    metrics_add(&call->service->metrics, METRIC_ERRORS, (int)code, 1);
-    proto_error(call->out, call->request->id, code, message);
+void call_fail(struct service *service, struct conn *conn, const struct request *request) {
+    int refusal = -1;
+    struct call call = {service, conn, (struct request *)request, &service->out, &refusal};
+
+    refuse(&call, PROTO_INTERNAL, "out of memory");
+    call_answer(&call);
 }
 
 /* ---- hello, the model ----------------------------------------------------------------------------------------------- */
@@ -99,111 +91,23 @@ static void model_info_of(const struct call *call) {
     put_model(call);
 }
 
-/* ---- text ----------------------------------------------------------------------------------------------------------- */
-
-static void tokenize(const struct call *call) {
-    struct tokenizer_ids ids = {0};
-    struct span text = {0};
-    bool markup = false;
-    int r;
-
-    request_get_str(call->request, "text", &text);
-    request_get_bool(call->request, "markup", &markup);
-    r = tokenizer_encode(call->service->pair.tokenizer, text.bytes, text.n, markup ? TOKENIZER_MARKUP : 0, &ids);
-    if (r != 0) {
-        refuse(call, PROTO_INTERNAL, "out of memory");
-    } else {
-        begin(call, 1);
-        wire_key(call->out, "ids");
-        wire_ids(call->out, ids.ids, (uint32_t)ids.n);
-    }
-    tokenizer_ids_deinit(&ids);
-}
-
-/* False: an id is not the model's, and that was said. */
-static bool check_ids(const struct call *call, const int32_t *ids, uint32_t n) {
-    int n_valid = call->service->pair.info->n_valid;
-    struct report report;
-
-    for (uint32_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= n_valid) {
-            report_line(&report, "id %u of the list is %d; this model's ids are 0..%d", i, ids[i], n_valid - 1);
-            refuse(call, PROTO_BAD_PARAM, report.line);
-            return false;
-        }
-    return true;
-}
-
-static void detokenize(const struct call *call) {
-    struct tokenizer_text text = {0};
-    const int32_t *ids = NULL;
-    uint32_t n = 0;
-
-    request_get_ids(call->request, "ids", &ids, &n);
-    if (!check_ids(call, ids, n))
-        return;
-    if (tokenizer_decode(call->service->pair.tokenizer, ids, n, 0, &text) != 0) {
-        refuse(call, PROTO_INTERNAL, "out of memory");
-    } else {
-        begin(call, 1);
-        wire_key(call->out, "text");
-        wire_str(call->out, (struct span){text.bytes, text.n});
-    }
-    tokenizer_text_deinit(&text);
-}
-
-/* How much of these tokens is in the index for this user. */
-static int find_cached(const struct call *call, const int32_t *ids, uint32_t n) {
-    uint32_t n_pages = n > 0 ? (n - 1) / PAGE_TOKENS : 0;
-    struct kv_key *keys = calloc(n_pages + 1, sizeof *keys), root;
-    struct kv_hasher *hasher = NULL;
-    struct kv_match match = {0};
-
-    if (keys && kv_hasher_new(&hasher) == 0 &&
-        sessions_root(call->service->sessions, conn_uid(call->conn), &root) == 0 &&
-        kv_key_chain(hasher, &root, ids, n_pages, keys) == 0)
-        kv_store_lookup(call->service->pair.store, keys, ids, n_pages, &match);
-    kv_hasher_free(hasher);
-    free(keys);
-    return (int)match.n_tokens;
-}
-
-static void render(const struct call *call) {
-    const struct pair *pair = &call->service->pair;
-    struct prompt_input input = {
-        .kind = PROMPT_MESSAGES, .n_tokens_max = INT32_MAX, .thinking = pair->default_thinking, .keep_text = true};
-    bool add_generation_prompt = true;
-    struct report report;
-    struct prompt prompt;
-    int r;
-
-    request_get_value(call->request, "messages", &input.messages);
-    request_get_value(call->request, "tools", &input.tools);
-    request_get_bool(call->request, "thinking", &input.thinking);
-    request_get_bool(call->request, "add_generation_prompt", &add_generation_prompt);
-    input.no_generation_prompt = !add_generation_prompt;
-    r = prompt_build(&pair->rules, &input, &prompt, &report);
-    if (r != 0) {
-        refuse(call, r > 0 ? PROTO_BAD_PARAM : PROTO_INTERNAL, r > 0 ? report.line : strerror(-r));
-        return;
-    }
-    begin(call, 3);
-    wire_key(call->out, "text");
-    wire_str(call->out, text_span(&prompt.rendered));
-    wire_key(call->out, "ids");
-    wire_ids(call->out, prompt.ids, prompt.n);
-    put_cached(call->out, find_cached(call, prompt.ids, prompt.n));
-    prompt_deinit(&prompt);
-}
-
 /* ---- generations ---------------------------------------------------------------------------------------------------- */
 
 static void cancel(const struct call *call) {
-    int64_t id = 0;
+    struct gens *gens = call->service->gens;
+    int64_t id = 0, number = 0;
+    bool found;
 
     request_get_int(call->request, "id", &id);
-    if (gens_cancel(call->service->gens, call->conn, (uint32_t)id))
+    request_get_int(call->request, "gen", &number);
+    if (number > 0) /* the decoder lets exactly one of them through */
+        found = gens_cancel_number(gens, conn_uid(call->conn), conn_is_admin(call->conn), (uint64_t)number);
+    else
+        found = gens_cancel(gens, call->conn, (uint32_t)id);
+    if (found)
         begin(call, 0);
+    else if (number > 0)
+        refuse(call, PROTO_NOT_FOUND, "no generation of this user has this number; it may just have ended");
     else
         refuse(call, PROTO_NOT_FOUND, "no generation of this connection has this id; it may just have ended");
 }
@@ -314,6 +218,7 @@ static void fork_session(const struct call *call) {
     struct span new_name = {0};
     struct report report;
     int64_t at;
+    int r;
 
     if (!session)
         return;
@@ -329,9 +234,8 @@ static void fork_session(const struct call *call) {
         refuse(call, PROTO_BAD_PARAM, report.line);
         return;
     }
-    answer_made(
-        call, sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy),
-        copy);
+    r = sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy);
+    answer_made(call, r, copy);
 }
 
 static void pin_session(const struct call *call) {
@@ -340,7 +244,8 @@ static void pin_session(const struct call *call) {
     if (!session)
         return;
     if (sessions_pin(call->service->sessions, session) != 0)
-        refuse(call, PROTO_NO_SPACE, "pinned sessions may hold half of the pages, and this one does not fit any more");
+        refuse(call, PROTO_NO_SPACE,
+               "pinned sessions may hold half of the pages and of the restore points; this one no longer fits");
     else
         answer_session(call, session);
 }
@@ -355,19 +260,6 @@ static void unpin_session(const struct call *call) {
 }
 
 /* ---- the cache ------------------------------------------------------------------------------------------------------ */
-
-static void lookup(const struct call *call) {
-    const int32_t *ids = NULL;
-    uint32_t n = 0;
-
-    request_get_ids(call->request, "prompt_ids", &ids, &n);
-    if (!check_ids(call, ids, n))
-        return;
-    begin(call, 3);
-    put_int(call->out, "device", find_cached(call, ids, n));
-    put_int(call->out, "host", 0);
-    put_int(call->out, "disk", 0);
-}
 
 static uint64_t group_bytes(const struct call *call, int group, uint32_t n_slots) {
     return (uint64_t)n_slots * call->service->pair.plan.model.slot_bytes[group];
@@ -523,36 +415,6 @@ static void server_config(const struct call *call) {
     text_deinit(&value);
 }
 
-static void put_changes(struct wire_out *out, const char *key, const struct config_change *changes, int n,
-                        bool at_run_time) {
-    uint32_t n_mine = 0;
-    char name[64];
-
-    for (int i = 0; i < n; i++)
-        n_mine += changes[i].at_run_time == at_run_time;
-    wire_key(out, key);
-    wire_array(out, n_mine);
-    for (int i = 0; i < n; i++)
-        if (changes[i].at_run_time == at_run_time) {
-            snprintf(name, sizeof name, "%s.%s", changes[i].section, changes[i].key);
-            wire_cstr(out, name);
-        }
-}
-
-static void reload(const struct call *call) {
-    struct config_change changes[CONFIG_KEYS_MAX];
-    struct report report;
-    int n = 0;
-
-    if (call->service->reload(call->service, changes, &n, &report) != 0) {
-        refuse(call, PROTO_BAD_PARAM, report.line);
-        return;
-    }
-    begin(call, 2);
-    put_changes(call->out, "changed", changes, n, true);
-    put_changes(call->out, "needs_restart", changes, n, false);
-}
-
 static void drain(const struct call *call) {
     int n = gens_count(call->service->gens);
 
@@ -576,9 +438,6 @@ static void log_level(const struct call *call) {
 static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_HELLO] = hello,
     [METHOD_MODEL_INFO] = model_info_of,
-    [METHOD_TEXT_TOKENIZE] = tokenize,
-    [METHOD_TEXT_DETOKENIZE] = detokenize,
-    [METHOD_CHAT_RENDER] = render,
     [METHOD_GEN_CANCEL] = cancel,
     [METHOD_GEN_LIST] = list_gens,
     [METHOD_SESSION_OPEN] = open_session,
@@ -590,7 +449,6 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_SESSION_FORK] = fork_session,
     [METHOD_SESSION_PIN] = pin_session,
     [METHOD_SESSION_UNPIN] = unpin_session,
-    [METHOD_CACHE_LOOKUP] = lookup,
     [METHOD_CACHE_STATS] = cache_stats,
     [METHOD_CACHE_EVICT] = evict,
     [METHOD_CACHE_VERIFY] = verify,
@@ -599,23 +457,30 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_SERVER_STATS] = stats,
     [METHOD_SERVER_METRICS] = server_metrics,
     [METHOD_SERVER_CONFIG] = server_config,
-    [METHOD_SERVER_RELOAD] = reload,
     [METHOD_SERVER_DRAIN] = drain,
     [METHOD_SERVER_LOG_LEVEL] = log_level,
 };
 
 void service_request(struct service *service, struct conn *conn, struct request *request) {
-    struct call call = {service, conn, request, &service->out};
+    int refusal = -1;
+    struct call call = {service, conn, request, &service->out, &refusal};
 
-    if (request->method == METHOD_GEN_START) {
+    switch (request->method) {
+    case METHOD_GEN_START:
         gens_start(service, conn, request);
-        return;
+        break;
+    case METHOD_TEXT_TOKENIZE:
+    case METHOD_TEXT_DETOKENIZE:
+    case METHOD_CHAT_RENDER:
+    case METHOD_CACHE_LOOKUP:
+        methods_text_start(service, conn, request);
+        break;
+    case METHOD_SERVER_RELOAD:
+        reload_start(service, conn, request, NULL);
+        break;
+    default:
+        HANDLERS[request->method](&call);
+        call_answer(&call);
+        request_free(request);
     }
-    HANDLERS[request->method](&call);
-    if (conn_respond(conn, call.out) != 0) {
-        wire_out_clear(call.out);
-        proto_error(call.out, request->id, PROTO_INTERNAL, "the response could not be built: out of memory");
-        conn_respond(conn, call.out);
-    }
-    request_free(request);
 }

@@ -73,21 +73,32 @@ static void use_hit(struct seq_pages *p, int b, struct device_copies *copies) {
     }
 }
 
+static int take_states(struct seq_pages *p) {
+    int r = kv_store_take(p->store, KV_TARGET_STATE, &p->live);
+
+    if (r == 0)
+        r = kv_store_take(p->store, KV_TARGET_STATE, &p->rolling);
+    if (r != 0)
+        give_state(p, &p->live);
+    return r;
+}
+
 int pages_begin(struct seq_pages *p, const struct seq_keys *keys, struct device_copies *copies,
                 struct kv_match *ret_match) {
     struct kv_match match = {0};
     const void *state;
     int r;
 
-    r = kv_store_take(p->store, KV_TARGET_STATE, &p->live);
-    if (r == 0)
-        r = kv_store_take(p->store, KV_TARGET_STATE, &p->rolling);
-    if (r != 0) {
-        give_state(p, &p->live);
-        return r;
-    }
-    if (keys->n_pages > 0)
+    if (keys->n_pages > 0) /* before the states: they must not push out what is about to be used */
         kv_store_match(p->store, &p->lease, keys->keys, keys->tokens, (uint32_t)keys->n_pages, &match);
+    r = take_states(p);
+    if (r != 0 && match.n_tokens > 0) { /* unless nothing else can go */
+        kv_lease_release(&p->lease);
+        match = (struct kv_match){.n_full_tokens = match.n_full_tokens};
+        r = take_states(p);
+    }
+    if (r != 0)
+        return r;
     p->first_sliding = 0;
     p->has_draft = true;
     p->draft_valid_from = (int)match.draft_valid_from;

@@ -69,6 +69,17 @@ void plan_clear(struct plan *plan) {
     plan->cycle_list[0] = 0;
 }
 
+static void give_states(struct plan_part *parts, int n, struct kv_store *store) {
+    for (int i = 0; i < n; i++)
+        if (parts[i].state_slot != KV_NO_SLOT)
+            kv_store_give(store, KV_TARGET_STATE, parts[i].state_slot);
+}
+
+void plan_give_states(struct plan *plan, struct kv_store *store) {
+    give_states(plan->prefill, plan->n_prefill, store);
+    give_states(plan->replay, plan->n_replay, store);
+}
+
 bool plan_is_empty(const struct plan *plan) {
     return plan->n_prefill + plan->n_replay + plan->n_cycle + plan->work.before.n == 0;
 }

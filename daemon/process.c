@@ -9,23 +9,25 @@
 
 #include "conn.h"
 #include "gen.h"
+#include "later.h"
+#include "reload.h"
 #include "server.h"
 #include "watch.h"
 
 enum {
-    TICK_MS = 100,          /* while something runs: heartbeats, deadlines, the end of draining */
-    LOADING_TICK_MS = 1000, /* while loading: the service manager hears that it goes on */
-    EXTEND_US = 60 * 1000 * 1000,
+    TICK_MS = 100,                /* while something runs: heartbeats, deadlines, the end of draining */
+    LOADING_TICK_MS = 1000,       /* while loading: the service manager hears that it goes on */
+    EXTEND_US = 60 * 1000 * 1000, /* asked for again long before it is over */
+    EXTEND_EVERY_US = 1000 * 1000,
+    STUCK_US = 60 * 1000 * 1000, /* where no manager says how long is too long */
     INPUT_BYTES_MAX = 256 << 20,
     OUTPUT_BYTES_MAX = 256 << 20, /* of one connection; one response may be large */
     MESSAGE_TIMEOUT_MS = 60 * 1000,
     LINGER_MS = 2000,
-    MESSAGE_BYTES_MAX = 256 << 20,
 };
 
 struct process {
     struct service service;
-    const struct config_source *source;
     struct notify notify;
     uv_loop_t loop;
     uv_timer_t tick, watchdog;
@@ -35,7 +37,7 @@ struct process {
     struct report load_report;
     int load_result;
     struct watch *engine_watch;
-    uint64_t drain_until_us;
+    uint64_t drain_until_us, extended_us;
     bool is_loading, is_closing;
     int status; /* to exit with */
 };
@@ -77,8 +79,18 @@ static void step_drain(struct process *p) {
         return;
     if (service_now_us() >= p->drain_until_us)
         gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
-    if (gens_count(service->gens) == 0)
+    if (gens_count(service->gens) == 0 && !service->laters)
         close_all(p);
+}
+
+/* Loading and draining may last longer than the manager's own patience. */
+static void extend(struct process *p) {
+    uint64_t now = service_now_us();
+
+    if (p->extended_us != 0 && now - p->extended_us < EXTEND_EVERY_US)
+        return;
+    p->extended_us = now;
+    notify_extend(&p->notify, EXTEND_US);
 }
 
 static void start_ticking(struct process *p);
@@ -96,6 +108,7 @@ static void drain(struct service *service) {
     }
     service->phase = SERVICE_DRAINING;
     p->drain_until_us = service_now_us() + (uint64_t)service->config.server.drain_timeout_ms * 1000;
+    extend(p);
     notify_status(&p->notify, "draining: %d requests run", gens_count(service->gens));
     server_stop_accepting(service->server);
     start_ticking(p);
@@ -132,10 +145,12 @@ static void on_tick(uv_timer_t *timer) {
         int percent = __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE);
         const char *what = __atomic_load_n(&service->progress.what, __ATOMIC_ACQUIRE);
 
-        notify_extend(&p->notify, EXTEND_US);
+        extend(p);
         notify_status(&p->notify, "loading: %s, %d %%", what ? what : "starting", percent);
         return;
     }
+    if (service->phase == SERVICE_DRAINING)
+        extend(p);
     gens_tick(service->gens);
     check_device(p);
     step_drain(p);
@@ -189,7 +204,8 @@ static int begin_serving(struct process *p) {
     struct sessions_options options = {.store = service->pair.store,
                                        .n_context = service->pair.plan.max_context,
                                        .has_shared_prefixes = service->config.kv.shared_prefixes,
-                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2};
+                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2,
+                                       .n_pin_states_max = ((uint32_t)service->pair.plan.n_restore_points + 1) / 2};
     int r = sessions_open(&options, &service->sessions);
 
     if (r == 0)
@@ -262,6 +278,7 @@ static void on_drained(void *user, struct conn *conn) {
 static void on_close(void *user, struct conn *conn) {
     struct service *service = user;
 
+    later_conn_closed(service, conn);
     gens_conn_closed(service->gens, conn);
 }
 
@@ -292,35 +309,18 @@ static int open_server(struct process *p, int listen_fd, struct report *report) 
 
 /* ---- signals -------------------------------------------------------------------------------------------------------- */
 
-static int reload(struct service *service, struct config_change *ret_changes, int *ret_n, struct report *report) {
-    struct process *p = process_of(service);
-    struct config fresh;
-    int r = config_load(p->source, &fresh, report);
-
-    if (r != 0) {
-        log_line(&service->log, LOG_ERROR, "reload.refused", "reason=%s", report->line);
-        return r;
-    }
-    *ret_n = config_diff(&service->config, &fresh, ret_changes);
-    config_adopt(&service->config, &fresh);
-    config_free(&fresh);
-    log_set_level(&service->log, (enum log_level)service->config.log.level);
-    log_line(&service->log, LOG_INFO, "reload.done", "changed=%d", *ret_n);
-    return 0;
+static void on_reloaded(struct service *service) {
+    if (service->phase == SERVICE_SERVING)
+        notify_ready(&process_of(service)->notify);
 }
 
 static void on_signal(uv_signal_t *handle, int signal) {
     struct process *p = handle->data;
     struct service *service = &p->service;
-    struct config_change changes[CONFIG_KEYS_MAX];
-    struct report report;
-    int n;
 
     if (signal == SIGHUP) {
         notify_reloading(&p->notify, (int64_t)service_now_us());
-        reload(service, changes, &n, &report);
-        if (service->phase == SERVICE_SERVING)
-            notify_ready(&p->notify);
+        reload_start(service, NULL, NULL, on_reloaded);
     } else if (p->is_closing || service->phase == SERVICE_DRAINING) {
         log_line(&service->log, LOG_WARN, "exit.now", "signal=%d running=%d", signal, gens_count(service->gens));
         if (service->server)
@@ -333,12 +333,36 @@ static void on_signal(uv_signal_t *handle, int signal) {
 
 /* ---- wiring --------------------------------------------------------------------------------------------------------- */
 
-static int find_listen_fd(const struct process_env *env, int *ret_fd) {
-    struct notify_listen listen[NOTIFY_LISTEN_MAX];
-    int n = notify_listen_fds(&env->notify, getpid(), listen);
+static const char *shown(const char *variable) {
+    return variable ? variable : "";
+}
 
+static int find_listen_fd(const struct notify_env *env, int *ret_fd, struct report *report) {
+    struct notify_listen listen[NOTIFY_LISTEN_MAX];
+    int n = notify_listen_fds(env, getpid(), listen);
+
+    if (n == -EINVAL)
+        return report_error(report, n, "LISTEN_FDS=%s LISTEN_PID=%s: must be numbers", shown(env->listen_fds),
+                            shown(env->listen_pid));
+    if (n > 1 || n == -E2BIG)
+        return report_error(report, -E2BIG,
+                            "LISTEN_FDS=%s: %s sockets are passed in, and one is served; see the socket unit",
+                            env->listen_fds, env->listen_fds);
+    if (n < 0)
+        return report_error(report, n, "LISTEN_FDS=%s: descriptor %d cannot be used: %s", env->listen_fds,
+                            NOTIFY_LISTEN_FD, strerror(-n));
     *ret_fd = n > 0 ? listen[0].fd : -1;
-    return n > 1 ? -E2BIG : n < 0 ? n : 0;
+    return 0;
+}
+
+static int open_notify(struct process *p, const struct notify_env *env, struct report *report) {
+    int r = notify_open(&p->notify, env, getpid());
+
+    if (r != 0)
+        return report_error(report, r, "NOTIFY_SOCKET=%s WATCHDOG_USEC=%s WATCHDOG_PID=%s: %s", env->notify_socket,
+                            shown(env->watchdog_usec), shown(env->watchdog_pid), strerror(-r));
+    p->service.stuck_us = p->notify.watchdog_us > 0 ? (uint64_t)p->notify.watchdog_us : STUCK_US;
+    return 0;
 }
 
 static void open_handles(struct process *p) {
@@ -359,11 +383,6 @@ static void open_handles(struct process *p) {
     }
 }
 
-static int fail(struct process *p, const char *event, const char *reason, int status) {
-    log_line(&p->service.log, LOG_ERROR, event, "reason=%s", reason);
-    return status;
-}
-
 static void close_service(struct service *service) {
     gens_close(service->gens);
     engine_close(service->pair.engine); /* before the sessions and the store it has leases on */
@@ -374,38 +393,51 @@ static void close_service(struct service *service) {
     config_free(&service->config);
 }
 
+/* 0, or the status to exit with. */
+static int open_process(struct process *p, const struct process_env *env, struct report *report) {
+    struct service *service = &p->service;
+    int listen_fd, r;
+
+    r = uv_loop_init(&p->loop);
+    if (r == 0)
+        r = gens_open(service, &service->gens);
+    if (r != 0) {
+        report_line(report, "the loop cannot be set up: %s", strerror(-r));
+        return PROCESS_EXIT_FAILED;
+    }
+    if (find_listen_fd(&env->notify, &listen_fd, report) != 0 || open_notify(p, &env->notify, report) != 0)
+        return PROCESS_EXIT_CONFIG;
+    if (open_server(p, listen_fd, report) != 0)
+        return listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED;
+    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
+             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
+    return 0;
+}
+
 int process_run(struct config *config, const struct config_source *source, const struct process_env *env) {
-    struct process process = {.source = source, .service = {.config = *config, .started_us = service_now_us()}};
+    struct process process = {.service = {.config = *config, .source = source, .started_us = service_now_us()}};
     struct process *p = &process;
     struct service *service = &p->service;
     struct report report;
-    int listen_fd, r;
 
     log_init(&service->log, STDERR_FILENO, (enum log_level)config->log.level,
              log_is_journal(STDERR_FILENO, env->journal_stream), NULL);
     metrics_init(&service->metrics);
-    wire_out_init(&service->out, MESSAGE_BYTES_MAX);
+    wire_out_init(&service->out, SERVICE_MESSAGE_BYTES_MAX);
     service->loop = &p->loop;
     service->drain = drain;
-    service->reload = reload;
-    if (find_listen_fd(env, &listen_fd) != 0)
-        return fail(p, "start.failed", "the service manager must hand over one socket, or none", PROCESS_EXIT_CONFIG);
-    r = notify_open(&p->notify, &env->notify, getpid());
-    if (r != 0)
-        return fail(p, "start.failed", "the service manager's variables make no sense", PROCESS_EXIT_CONFIG);
-    if (uv_loop_init(&p->loop) != 0 || gens_open(service, &service->gens) != 0)
-        return fail(p, "start.failed", "out of memory or descriptors", PROCESS_EXIT_FAILED);
-    r = open_server(p, listen_fd, &report);
-    if (r != 0)
-        return fail(p, "start.failed", r > 0 ? report.line : strerror(-r), PROCESS_EXIT_FAILED);
-    log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,
-             listen_fd >= 0 ? "systemd's" : service->config.server.socket, (int)getpid());
-    open_handles(p);
-    p->is_loading = true;
-    uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
-    uv_run(&p->loop, UV_RUN_DEFAULT);
+    p->notify.fd = -1;
+    p->status = open_process(p, env, &report);
+    if (p->status != 0) {
+        log_line(&service->log, LOG_ERROR, "start.failed", "reason=%s", report.line);
+    } else {
+        open_handles(p);
+        p->is_loading = true;
+        uv_queue_work(&p->loop, &p->load, on_load, on_loaded);
+        uv_run(&p->loop, UV_RUN_DEFAULT);
+        log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
+    }
     uv_loop_close(&p->loop);
-    log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
     close_service(service);
     notify_close(&p->notify);
     return p->status;

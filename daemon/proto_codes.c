@@ -52,7 +52,9 @@ const struct proto_about proto_codes[PROTO_N_CODES] = {
          "{\"code\": \"NO_SPACE\", \"message\": \"no room on disk for 812 pages of session \\\"notes\\\"\", \"data\": "
          "{}}"},
     [PROTO_CORRUPT] =
-        {"CORRUPT", "What was stored does not match its checksum and cannot be computed anew.",
+        {"CORRUPT",
+         "What was stored does not match its checksum and cannot be computed anew. Nothing is stored on disk in this "
+         "version, so it does not come yet.",
          "{\"code\": \"CORRUPT\", \"message\": \"the record of session \\\"notes\\\" does not match its checksum\", "
          "\"data\": {}}"},
     [PROTO_MODEL_NOT_READY] =

@@ -42,6 +42,12 @@ static int check_gen_start(const struct request *request, struct report *report)
     return 0;
 }
 
+static int check_gen_cancel(const struct request *request, struct report *report) {
+    if (is_set(request, "id") == is_set(request, "gen"))
+        return report_error(report, PROTO_E_REFUSED, "exactly one of \"id\" and \"gen\" must be given");
+    return 0;
+}
+
 static int check_cache_evict(const struct request *request, struct report *report) {
     bool is_all = false;
 
@@ -53,6 +59,8 @@ static int check_cache_evict(const struct request *request, struct report *repor
 
 int proto_check_rules(const struct request *request, struct report *report) {
     switch (request->method) {
+    case METHOD_GEN_CANCEL:
+        return check_gen_cancel(request, report);
     case METHOD_GEN_START:
         return check_gen_start(request, report);
     case METHOD_CACHE_EVICT:

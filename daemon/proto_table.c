@@ -63,14 +63,19 @@ static const struct proto_field render_fields[] = {
 static const struct proto_param cancel_params[] = {
     {.name = "id",
      .type = PARAM_INT,
-     .is_required = true,
      .min = 0,
      .max = UINT32_MAX,
-     .doc = "of a `gen.start` of this connection"},
+     .doc = "of a `gen.start` of this connection; exactly one of `id` and `gen`"},
+    {.name = "gen",
+     .type = PARAM_INT,
+     .min = 1,
+     .max = INT_MAX_53,
+     .doc = "its number in `gen.list`, of any connection of this user; of any user for the administrator"},
 };
 static const struct proto_field list_fields[] = {
     {"gens", "[map]",
-     "of this user; of all for the administrator: `{id, uid, state, session, n_prompt, n_tokens, age_ms}`"},
+     "of this user; of all for the administrator: `{gen, id, uid, state, session, n_prompt, n_tokens, age_ms}`; "
+     "`gen` is the daemon's number, `id` the client's"},
 };
 static const struct proto_param session_params[] = {
     {.name = "name", .type = PARAM_NAME, .is_required = true, .doc = "of the session"},
@@ -222,8 +227,9 @@ const struct proto_method proto_methods[METHOD_N] = {
                          FIELDS(list_fields),
                          .doc = "What runs and waits.",
                          .example_params = "{}",
-                         .example_result = "{\"gens\": [{\"id\": 7, \"uid\": 1000, \"state\": \"decode\", \"session\": "
-                                           "\"notes\", \"n_prompt\": 1200, \"n_tokens\": 5, \"age_ms\": 31}]}"},
+                         .example_result =
+                             "{\"gens\": [{\"gen\": 12, \"id\": 7, \"uid\": 1000, \"state\": \"decode\", \"session\": "
+                             "\"notes\", \"n_prompt\": 1200, \"n_tokens\": 5, \"age_ms\": 31}]}"},
     [METHOD_SESSION_OPEN] = {.name = "session.open",
                              PARAMS(session_params),
                              FIELDS(session_fields),

@@ -32,7 +32,7 @@ static void print_intro(FILE *out) {
             "* containers inside each other: %d, the message's own array counts;\n"
             "* strings are valid UTF-8; keys of maps are strings and unique (also those of `logit_bias`: `\"123\"`); "
             "there are no\n  extension types;\n"
-            "* a message must be complete some time after it began (30 s).\n\n",
+            "* a message must be complete some time after it began (60 s).\n\n",
             FRAME_VALUE_BYTES, FRAME_VALUES_MIN, FRAME_DEPTH_MAX);
     fprintf(out,
             "A client with many unanswered requests, or one that does not read what it is sent, is not read either "

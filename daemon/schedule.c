@@ -92,11 +92,15 @@ int schedule_feed(const struct schedule_seq *seqs, int n_seqs, const struct sche
     return n_feed;
 }
 
+static bool leaves_before(const struct schedule_seq *a, const struct schedule_seq *b) {
+    return a->is_parked != b->is_parked ? a->is_parked : is_more_urgent(b, a);
+}
+
 int schedule_victim(const struct schedule_seq *seqs, int n_seqs) {
     int victim = -1;
 
     for (int i = 0; i < n_seqs; i++)
-        if (!seqs[i].is_waiting && (victim < 0 || is_more_urgent(&seqs[victim], &seqs[i])))
+        if (!seqs[i].is_waiting && (victim < 0 || leaves_before(&seqs[i], &seqs[victim])))
             victim = i;
     return victim;
 }

@@ -8,6 +8,7 @@ struct schedule_seq {
     int priority;     /* higher goes first */
     uint64_t order;   /* of arrival: lower is older */
     bool is_waiting;  /* for admission; else it has a place and is being fed */
+    bool is_parked;   /* it does not go on for now */
     bool is_replay;   /* fed through the verify path: at most SCHEDULE_REPLAY_ROWS a plan */
     bool is_fed;      /* all it was given is on its way or done: it decodes */
     int n_left;       /* tokens still to be fed; at least 1 unless is_fed */
@@ -39,5 +40,6 @@ struct schedule_feed {
 int schedule_feed(const struct schedule_seq *seqs, int n_seqs, const struct schedule_rows *rows,
                   struct schedule_feed *ret_feed);
 
-/* Who leaves when pages run out: of the least urgent with a place the youngest; -1 if there is none. */
+/* Who leaves when pages run out: of those with a place a parked one, else of the least urgent the youngest; -1 if there is
+ * none. */
 int schedule_victim(const struct schedule_seq *seqs, int n_seqs);

@@ -25,7 +25,7 @@ enum seq_end {
     SEQ_END_DEVICE,    /* the device is lost */
 };
 
-enum { SEQ_CUTS_MAX = 64 };
+enum { SEQ_CUTS_MAX = 64, SEQ_PRIORITY_MIN = -100, SEQ_PRIORITY_MAX = 100 };
 
 /* What was measured of it; times in microseconds of the loop's clock. */
 struct seq_stats {
@@ -60,12 +60,12 @@ struct seq {
     float *bias;
     int n_bias;
     bool speculate;
-    int priority;
+    int priority; /* SEQ_PRIORITY_MIN..SEQ_PRIORITY_MAX; higher goes first */
     enum seq_cache cache;
     struct kv_key root;  /* of the namespace */
     struct kv_key *keys; /* [n_tokens_max / 64] owned; known: [0, n_keys) */
     int n_keys;
-    int cuts[SEQ_CUTS_MAX]; /* ascending: multiples of 64 below n_prompt where restore points are wanted */
+    int cuts[SEQ_CUTS_MAX]; /* ascending: multiples of 64 up to n_prompt where restore points are wanted */
     int n_cuts;
     const struct seq_calls *calls;
     void *user;
@@ -73,7 +73,7 @@ struct seq {
 
     /* ---- the engine's ---- */
     enum seq_state state;
-    struct seq *next; /* of all seqs, oldest first */
+    struct seq *next, *prev; /* of those in its state: engine_internal.h, waiting.h */
     uint64_t order;
     int slot;           /* its place, or -1 */
     int len;            /* positions known to be committed */

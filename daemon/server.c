@@ -103,11 +103,9 @@ static int lock_folder(const char *path, int *ret_fd, struct report *report) {
     int fd, r = -1;
 
     if (!slash)
-        strcpy(folder, ".");
-    else if (slash == path)
-        strcpy(folder, "/");
+        snprintf(folder, sizeof folder, ".");
     else
-        *(char *)mempcpy(folder, path, (size_t)(slash - path)) = 0;
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return report_error(report, -errno, "%s, the folder of the socket: %s", folder, strerror(errno));
@@ -132,7 +130,7 @@ static int open_path(struct server *server, const struct server_options *options
     if (strlen(options->path) >= sizeof server->address.sun_path || !options->path[0])
         return report_error(report, SERVER_E_REFUSED, "server.socket has %zu bytes; a socket's path has 1 to %zu",
                             strlen(options->path), sizeof server->address.sun_path - 1);
-    strcpy(server->address.sun_path, options->path);
+    memcpy(server->address.sun_path, options->path, strlen(options->path) + 1);
     server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (server->fd < 0)
         return report_error(report, -errno, "cannot make a socket: %s", strerror(errno));

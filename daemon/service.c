@@ -6,8 +6,6 @@
 #include "gen.h"
 #include "server.h"
 
-enum { STUCK_US = 60 * 1000 * 1000 /* no plan takes so long on any device that is of use */ };
-
 uint64_t service_now_us(void) {
     struct timespec t;
 
@@ -21,7 +19,7 @@ bool service_is_progressing(const struct service *service) {
     if (service->phase == SERVICE_LOADING)
         return true;
     engine_look(service->pair.engine, &view);
-    return view.error == 0 && (view.oldest_plan_us == 0 || service_now_us() - view.oldest_plan_us < STUCK_US);
+    return view.error == 0 && (view.waits_since_us == 0 || service_now_us() - view.waits_since_us < service->stuck_us);
 }
 
 static void update_server(struct service *service) {

@@ -8,9 +8,13 @@
 #include "wire.h"
 
 struct conn;
+struct later;
+struct reload;
 struct request;
 struct server;
 struct uv_loop_s;
+
+enum { SERVICE_MESSAGE_BYTES_MAX = 256 << 20 };
 
 enum service_phase { SERVICE_LOADING, SERVICE_SERVING, SERVICE_DRAINING };
 
@@ -27,14 +31,16 @@ struct service {
     struct gens *gens;
     struct wire_out out; /* of the message at hand */
     uint64_t started_us;
+    uint64_t stuck_us;                      /* a device that finishes no plan for so long is stuck */
     void (*drain)(struct service *service); /* as SIGTERM */
-    int (*reload)(struct service *service, struct config_change *ret_changes, int *ret_n,
-                  struct report *report); /* as SIGHUP; room for CONFIG_KEYS_MAX */
+    const struct config_source *source;     /* read again by a reload */
+    struct later *laters;                   /* requests that workers are at */
+    struct reload *reloads;                 /* the first is running */
 };
 
 uint64_t service_now_us(void); /* monotonic */
 
-/* Work is done, or there is none. */
+/* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);
 
 /* Brings gauges and totals that others keep up to date. */

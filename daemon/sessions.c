@@ -9,7 +9,7 @@ struct sessions {
     struct session *first;
     int n;
     struct kv_hasher *hasher;
-    uint32_t n_pinned; /* pages */
+    uint32_t n_pinned, n_pinned_states; /* pages, restore points */
 };
 
 int sessions_open(const struct sessions_options *options, struct sessions **ret_sessions) {
@@ -132,10 +132,32 @@ static int reserve(struct session *session, int n) {
     return 0;
 }
 
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+/* That may be pinned yet, if they are one session's: each has a restore point at its end. */
+static uint32_t n_pages_left(const struct sessions *s) {
+    return s->n_pinned_states < s->options.n_pin_states_max ? s->options.n_pin_pages_max - s->n_pinned : 0;
+}
+
+/* What is found of the first n_pages. */
+static void pin(struct sessions *s, struct session *session, uint32_t n_pages) {
+    struct kv_match match;
+
+    kv_store_match(s->options.store, &session->pin, session->keys, session->tokens, n_pages, &match);
+    s->n_pinned += session->pin.n_pages;
+    s->n_pinned_states += session->pin.n_pages > 0;
+    session->is_pinned = true;
+}
+
 int sessions_extend(struct sessions *s, struct session *session, const int32_t *tokens, int n) {
     int have = session->n / PAGE_TOKENS, want = n / PAGE_TOKENS;
-    int r = reserve(session, n);
+    int r;
 
+    if (n == session->n) /* a copy of an empty session has no memory yet */
+        return 0;
+    r = reserve(session, n);
     if (r != 0)
         return r;
     memcpy(session->tokens + session->n, tokens + session->n, (size_t)(n - session->n) * sizeof *tokens);
@@ -146,7 +168,7 @@ int sessions_extend(struct sessions *s, struct session *session, const int32_t *
     session->n = n;
     if (session->is_pinned) {
         sessions_unpin(s, session);
-        sessions_pin(s, session); /* as much as may be */
+        pin(s, session, min_u32((uint32_t)session->n / PAGE_TOKENS, n_pages_left(s))); /* as much as may be */
     }
     return 0;
 }
@@ -181,16 +203,15 @@ int sessions_pin(struct sessions *s, struct session *session) {
     if (session->is_pinned)
         return 0;
     kv_store_lookup(s->options.store, session->keys, session->tokens, n_pages, &match);
-    if (s->n_pinned + match.n_tokens / PAGE_TOKENS > s->options.n_pin_pages_max)
+    if (match.n_tokens / PAGE_TOKENS > n_pages_left(s))
         return SESSIONS_E_NO_SPACE;
-    kv_store_match(s->options.store, &session->pin, session->keys, session->tokens, n_pages, &match);
-    s->n_pinned += session->pin.n_pages;
-    session->is_pinned = true;
+    pin(s, session, n_pages);
     return 0;
 }
 
 void sessions_unpin(struct sessions *s, struct session *session) {
     s->n_pinned -= session->pin.n_pages;
+    s->n_pinned_states -= session->pin.n_pages > 0;
     kv_lease_release(&session->pin);
     session->is_pinned = false;
 }

@@ -29,7 +29,8 @@ struct sessions_options {
     struct kv_store *store;
     int n_context;            /* tokens of the longest one */
     bool has_shared_prefixes; /* one namespace for all users */
-    uint32_t n_pin_pages_max; /* of all sessions together: what is pinned is lost to running requests */
+    /* of all sessions together: what is pinned is lost to running requests */
+    uint32_t n_pin_pages_max, n_pin_states_max; /* each pinned session holds one restore point, at its end */
 };
 
 int sessions_open(const struct sessions_options *options, struct sessions **ret_sessions);
@@ -50,7 +51,8 @@ int sessions_fork(struct sessions *sessions, const struct session *session, stru
 /* Its tokens become the n given ones, which go on from those it has. -ENOMEM: it keeps those it has. */
 int sessions_extend(struct sessions *sessions, struct session *session, const int32_t *tokens, int n);
 
-/* What of it can be found now stays. E_NO_SPACE: n_pin_pages_max would be exceeded. */
+/* What of it can be found now stays; what sessions_extend adds joins it, as far as the limits allow. E_NO_SPACE: they would
+ * be exceeded. */
 int sessions_pin(struct sessions *sessions, struct session *session);
 void sessions_unpin(struct sessions *sessions, struct session *session);
 

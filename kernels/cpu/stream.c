@@ -167,6 +167,7 @@ static void *service_main(void *arg) {
     struct service *service = arg;
     struct cpu_queue *queue = service->queue;
 
+    pthread_setname_np(pthread_self(), service == &queue->services[SERVICE_COMPUTE] ? "compute" : "copy");
     if (service == &queue->services[SERVICE_COMPUTE])
         cpu_workers_enter(queue->device->workers);
     pthread_mutex_lock(&queue->mutex);

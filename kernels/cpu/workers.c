@@ -88,7 +88,10 @@ static void *worker_main(void *arg) {
     struct worker *worker = arg;
     struct cpu_workers *workers = worker->workers;
     unsigned epoch = 0;
+    char name[16];
 
+    snprintf(name, sizeof name, "worker-%d", worker->idx);
+    pthread_setname_np(pthread_self(), name);
     for (;;) {
         await_change(&workers->epoch, epoch, &workers->n_sleeping);
         epoch++;

@@ -33,7 +33,7 @@ CALLS = [
     (["stats"], "server.stats", {}),
     (["stats", "--metrics"], "server.metrics", {}),
     (["gens"], "gen.list", {}),
-    (["cancel", "7"], "gen.cancel", {"id": 7}),
+    (["cancel", "7"], "gen.cancel", {"gen": 7}),
     (["reload"], "server.reload", {}),
     (["drain"], "server.drain", {}),
     (["tokenize", "ab", "--markup"], "text.tokenize", {"text": "ab", "markup": True}),

@@ -22,13 +22,11 @@ def long(request):
     return request.config.getoption("--long")
 
 
-@pytest.fixture
-def daemon(request, tmp_path):
-    """daemon(**{"sched.max_seqs": 4}) starts one and waits until it serves; it must stop cleanly at the end."""
+def daemons(request, folder_of_all):
     started = []
 
     def start(ready=True, args=(), env=None, **settings):
-        folder = tmp_path / str(len(started))
+        folder = folder_of_all / str(len(started))
         folder.mkdir()
         one = Daemon(request.config.getoption("--spillwayd"), folder, settings, args, {**os.environ, **(env or {})})
         started.append(one)
@@ -39,3 +37,15 @@ def daemon(request, tmp_path):
     yield start
     for one in started:
         one.stop()
+
+
+@pytest.fixture
+def daemon(request, tmp_path):
+    """daemon(**{"sched.max_seqs": 4}) starts one and waits until it serves; it must stop cleanly at the end."""
+    yield from daemons(request, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept_daemon(request, tmp_path_factory):
+    """The same, for what several cases of a file need."""
+    yield from daemons(request, tmp_path_factory.mktemp("kept"))

@@ -121,11 +121,11 @@ class Connection:
         return {"text": text, "ids": ids_of(text), "cached": {"device": 0, "host": 0, "disk": 0}}
 
     def on_gen_cancel(self, _, params):
-        self.cancelled.add(params["id"])
+        self.cancelled.add(params.get("id"))
         return {}
 
     def on_gen_list(self, *_):
-        return {"gens": [{"id": 7, "state": "decode", "n_prompt": 12, "n_completion": 3}]}
+        return {"gens": [{"gen": 7, "id": 2, "state": "decode", "n_prompt": 12, "n_completion": 3}]}
 
     def on_gen_start(self, request_id, params):
         texts = [params[k] for k in ("prompt", "prompt_ids", "messages") if k in params]

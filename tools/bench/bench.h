@@ -4,17 +4,20 @@
 #include <stddef.h>
 
 struct bench_options {
-    int n_threads;    /* 0: one per physical core */
-    int n_repeats;    /* runs per figure */
-    const char *isa;  /* NULL: every path this CPU has */
-    const char *file; /* NULL: the tiny pair's */
+    int n_threads;                  /* 0: one per physical core */
+    int n_repeats;                  /* runs per figure */
+    const char *isa;                /* NULL: every path this CPU has */
+    const char *file;               /* NULL: the tiny pair's */
+    int n_seconds;                  /* measured with one number of clients */
+    const char *json;               /* file for the figures; NULL: none */
+    const char *spillwayd, *socket; /* program to start, or where one listens; both NULL: that of the build folder */
 };
 
 struct bench_group {
     const char *name, *summary;
     int (*run)(const struct bench_options *options); /* 0, or negative errno */
 };
-extern const struct bench_group bench_gemm, bench_pass, bench_tokenizer;
+extern const struct bench_group bench_gemm, bench_pass, bench_system, bench_tokenizer;
 
 double bench_now(void);                      /* seconds */
 double bench_median(double *samples, int n); /* sorts them */

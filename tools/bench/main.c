@@ -1,6 +1,7 @@
-/* spillway-bench: micro benchmarks of the backends, one group per file. */
+/* spillway-bench: benchmarks of the backends and of the whole daemon, one group per file. */
 #include "bench.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 static const struct bench_group *const groups[] = {
     &bench_gemm,
     &bench_pass,
+    &bench_system,
     &bench_tokenizer,
 };
 enum { N_GROUPS = sizeof groups / sizeof groups[0] };
@@ -38,8 +40,33 @@ static int usage(FILE *f) {
     return f == stdout ? 0 : 1;
 }
 
+/* False: there is no such option. */
+static bool take_option(struct bench_options *options, const char *name, const char *value) {
+    struct {
+        const char *name;
+        int *number;
+        const char **text;
+    } table[] = {
+        {"--threads", &options->n_threads, NULL},   {"--repeats", &options->n_repeats, NULL},
+        {"--seconds", &options->n_seconds, NULL},   {"--isa", NULL, &options->isa},
+        {"--file", NULL, &options->file},           {"--json", NULL, &options->json},
+        {"--spillwayd", NULL, &options->spillwayd}, {"--socket", NULL, &options->socket},
+    };
+
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (strcmp(name, table[i].name) != 0)
+            continue;
+        if (table[i].number)
+            *table[i].number = atoi(value);
+        if (table[i].text)
+            *table[i].text = value;
+        return true;
+    }
+    return false;
+}
+
 int main(int argc, char **argv) {
-    struct bench_options options = {.n_repeats = 7};
+    struct bench_options options = {.n_repeats = 7, .n_seconds = 15};
     const struct bench_group *group = NULL;
     int r;
 
@@ -50,19 +77,10 @@ int main(int argc, char **argv) {
             group = groups[i];
     if (group == NULL || argc % 2 != 0)
         return usage(stderr);
-    for (int i = 2; i < argc; i += 2) {
-        if (strcmp(argv[i], "--threads") == 0)
-            options.n_threads = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--repeats") == 0)
-            options.n_repeats = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--isa") == 0)
-            options.isa = argv[i + 1];
-        else if (strcmp(argv[i], "--file") == 0)
-            options.file = argv[i + 1];
-        else
+    for (int i = 2; i < argc; i += 2)
+        if (!take_option(&options, argv[i], argv[i + 1]))
             return usage(stderr);
-    }
-    if (options.n_threads < 0 || options.n_repeats < 1 || options.n_repeats > 1000)
+    if (options.n_threads < 0 || options.n_repeats < 1 || options.n_repeats > 1000 || options.n_seconds < 1)
         return usage(stderr);
     r = group->run(&options);
     if (r < 0)

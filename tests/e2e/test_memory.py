@@ -1,0 +1,60 @@
+"""Resident memory stays where it is: many small requests over connections that come and go."""
+import asyncio
+import random
+
+from raw import Raw
+from test_abuse import wait_at_rest
+from test_errors import has_sanitizer
+
+N_CLIENTS = 12
+
+
+async def client(path, n_requests, dice):
+    """Connections of a few requests each; every fifth connection is left in the middle of one."""
+    n = 0
+    while n < n_requests:
+        async with await Raw.open(path) as raw:
+            for _ in range(dice.randrange(1, 12)):
+                what, n = dice.random(), n + 1
+                if what < 0.4:
+                    await raw.call("gen.start", prompt=f"{dice.random()} and so on", max_tokens=dice.randrange(1, 4),
+                                   stream=dice.random() < 0.5, logprobs=dice.choice([0, 3]))
+                elif what < 0.6:
+                    await raw.call("text.tokenize", text="so it goes " * dice.randrange(1, 400))
+                elif what < 0.7:
+                    await raw.call("chat.render", messages=[{"role": "user", "content": "a" * dice.randrange(500)}])
+                elif what < 0.8:
+                    name = str(dice.randrange(20))
+                    await raw.call("session.open", name=name)
+                    await asyncio.gather(raw.call("gen.start", prompt="a", max_tokens=1, session=name),
+                                         raw.call("session.close", name=name), return_exceptions=True)
+                elif what < 0.9:
+                    await raw.call("server.metrics")
+                else:
+                    await asyncio.gather(raw.call("no.method"), raw.call("gen.start", top_p=5), return_exceptions=True)
+            if dice.random() < 0.2:
+                await raw.start("gen.start", prompt="so it goes " * dice.randrange(1, 300))
+    return n
+
+
+def serve(one, n_requests, seed):
+    async def all_clients():
+        dice = random.Random(seed)
+        return sum(await asyncio.gather(*(client(one.socket, n_requests // N_CLIENTS, random.Random(dice.random()))
+                                          for _ in range(N_CLIENTS))))
+
+    return asyncio.run(all_clients())
+
+
+def test_memory_is_flat_over_many_requests(daemon, long):
+    one = daemon(**{"kv.device_bytes": "48MiB"})
+    n_requests = 20000 if long else 600
+    serve(one, 2000 if long else 300, 1)  # pools of the C library and all of the cache are in use now
+    n_fds, rss, n = one.n_fds(), [one.rss_bytes()], 0
+    for seed in range(4):
+        n += serve(one, n_requests // 4, 2 + seed)
+        wait_at_rest(one, n_fds)
+        rss.append(one.rss_bytes())
+    print(f"{n} requests, resident KiB {[b >> 10 for b in rss]}")
+    if not has_sanitizer(one):  # those keep what was freed
+        assert rss[-1] - rss[0] < (2 << 20 if long else 6 << 20)

@@ -1,0 +1,178 @@
+#include "fake/engine_rig.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "store.h"
+
+static const char TARGET[] =
+    "{\"architectures\":[\"Qwen3_5ForCausalLM\"],\"vocab_size\":64,\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":3,\"num_attention_heads\":1,\"num_key_value_heads\":1,\"max_position_embeddings\":4096,"
+    "\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":true,\"rope_parameters\":{\"rope_type\":\"default\","
+    "\"rope_theta\":10000000.0,\"partial_rotary_factor\":0.25,\"mrope_section\":[11,11,10],"
+    "\"mrope_interleaved\":true},\"head_dim\":256,\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,"
+    "\"linear_value_head_dim\":128,\"linear_num_key_heads\":1,\"linear_num_value_heads\":1,"
+    "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],\"eos_token_id\":1,\"model_type\":"
+    "\"qwen3_5_text\","
+    "\"dtype\":\"bfloat16\"}";
+
+static const char DRAFT[] =
+    "{\"architectures\":[\"DFlashDraftModel\"],\"model_type\":\"qwen3\",\"hidden_size\":64,\"intermediate_size\":96,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":1,\"num_key_value_heads\":1,\"head_dim\":128,\"vocab_size\":64,"
+    "\"rms_norm_eps\":1e-6,\"hidden_act\":\"silu\",\"attention_bias\":false,\"max_position_embeddings\":4096,"
+    "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000000.0},"
+    "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"block_size\":8,\"num_target_layers\":3,"
+    "\"tie_word_embeddings\":true,\"dtype\":\"bfloat16\",\"dflash_config\":{\"target_layer_ids\":[0,1],"
+    "\"mask_token_id\":63},\"sliding_window\":100,\"use_sliding_window\":true}";
+
+static uint64_t now_us(void) {
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+static void write_config(char *folder, const char *text) {
+    char path[64];
+    FILE *file;
+
+    ENGINE_RIG_CHECK(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    file = fopen(path, "w");
+    ENGINE_RIG_CHECK(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void remove_config(const char *folder) {
+    char path[64];
+
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    ENGINE_RIG_CHECK(unlink(path) == 0 && rmdir(folder) == 0);
+}
+
+void engine_rig_pair_open(struct engine_rig_pair *pair, const struct backend *backend,
+                          const struct backend_options *options, int n_places_max, int n_rows_max) {
+    char target[] = "/tmp/spillway-test-XXXXXX", draft[] = "/tmp/spillway-test-XXXXXX";
+    struct model_options model = {.target_folder = target,
+                                  .draft_folder = draft,
+                                  .dummy = true,
+                                  .kv_dtype = DTYPE_F32,
+                                  .draft_dtype = DTYPE_F32,
+                                  .n_valid = ENGINE_RIG_IDS,
+                                  .n_slots = n_places_max,
+                                  .n_segs_max = n_places_max,
+                                  .n_outs_max = n_places_max,
+                                  .n_rows_max = n_rows_max,
+                                  .n_steps_max = 8};
+    struct report report = {""};
+
+    *pair = (struct engine_rig_pair){.backend = backend};
+    ENGINE_RIG_CHECK(backend->open(options, &pair->device) == 0);
+    write_config(target, TARGET);
+    write_config(draft, DRAFT);
+    if (model_open(backend, pair->device, &model, &pair->model, &report) != 0)
+        fprintf(stderr, "%s\n", report.line);
+    ENGINE_RIG_CHECK(pair->model != NULL);
+    remove_config(target);
+    remove_config(draft);
+}
+
+void engine_rig_pair_close(struct engine_rig_pair *pair) {
+    model_close(pair->model);
+    pair->backend->close(pair->device);
+}
+
+struct engine_rig_options engine_rig_roomy(int n_places, int n_context) {
+    int n_pages = n_places * (n_context / PAGE_TOKENS + 1) * 2;
+
+    return (struct engine_rig_options){.n_places = n_places,
+                                       .n_context = n_context,
+                                       .chunk_rows = 128,
+                                       .batch_rows = 256,
+                                       .n_seqs_max = 64,
+                                       .n_slots = {[KV_TARGET_FULL] = n_pages,
+                                                   [KV_TARGET_STATE] = 8 * n_places,
+                                                   [KV_DRAFT_FULL] = n_pages,
+                                                   [KV_DRAFT_SLIDING] = n_pages}};
+}
+
+struct kv_store *engine_rig_store_open(const struct engine_rig_pair *pair, const struct engine_rig_options *options) {
+    const struct model_info *info = model_info(pair->model);
+    struct kv_store_options store = {.backend = pair->backend,
+                                     .device = pair->device,
+                                     .sliding_window_tokens = ENGINE_RIG_WINDOW,
+                                     .n_records_max = (uint32_t)options->n_slots[KV_TARGET_FULL]};
+    struct kv_store *opened;
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        store.group[g].slot_bytes = g == KV_TARGET_STATE ? info->state.slot_bytes : info->groups[g].page_bytes;
+        store.group[g].n_slots = (uint32_t)options->n_slots[g] + (g != KV_TARGET_STATE);
+    }
+    ENGINE_RIG_CHECK(kv_store_open(&store, &opened) == 0);
+    return opened;
+}
+
+void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options) {
+    struct engine_options engine = {.backend = pair->backend,
+                                    .device = pair->device,
+                                    .model = pair->model,
+                                    .n_places = options->n_places,
+                                    .n_seqs_max = options->n_seqs_max,
+                                    .n_context = options->n_context,
+                                    .chunk_rows = options->chunk_rows,
+                                    .batch_rows = options->batch_rows,
+                                    .draft_min_accept = options->draft_min_accept,
+                                    .now_us = now_us};
+    struct report report = {""};
+
+    *rig = (struct engine_rig){.pair = pair, .options = *options};
+    engine.store = rig->store = engine_rig_store_open(pair, options);
+    ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
+}
+
+void engine_rig_close(struct engine_rig *rig) {
+    engine_close(rig->engine);
+    engine_rig_check(rig);
+    kv_store_close(rig->store);
+}
+
+bool engine_rig_dispatch(struct engine_rig *rig) {
+    enum { STUCK_MS = 60000 };
+    struct pollfd pollfd = {.fd = engine_fd(rig->engine), .events = POLLIN};
+    struct engine_view view;
+
+    engine_look(rig->engine, &view);
+    if (view.n_in_flight == 0)
+        return false;
+    ENGINE_RIG_CHECK(poll(&pollfd, 1, STUCK_MS) == 1);
+    engine_dispatch(rig->engine);
+    return true;
+}
+
+bool engine_rig_turn(struct engine_rig *rig) {
+    engine_turn(rig->engine);
+    return engine_rig_dispatch(rig);
+}
+
+void engine_rig_check(const struct engine_rig *rig) {
+    char line[200];
+
+    if (kv_store_check(rig->store, line, sizeof line) != 0) {
+        fprintf(stderr, "%s\n", line);
+        abort();
+    }
+}
+
+void engine_rig_check_is_idle(const struct engine_rig *rig) {
+    struct kv_store_stats stats;
+    struct engine_view view;
+
+    engine_look(rig->engine, &view);
+    ENGINE_RIG_CHECK(view.n_waiting == 0 && view.n_running == 0 && view.n_leaving == 0 && view.n_in_flight == 0);
+    kv_store_stats(rig->store, &stats);
+    for (int g = 0; g < KV_GROUP_N; g++)
+        ENGINE_RIG_CHECK(stats.group[g].n_private == 0 && stats.group[g].n_pinned == 0);
+}

@@ -1,0 +1,59 @@
+/* engine_rig: an engine over the CPU backend and a small made-up pair of networks, small enough that a turn takes a
+ * millisecond, with few ids, so that drafts are right by chance now and then. */
+#pragma once
+#include "engine.h"
+
+#define ENGINE_RIG_CHECK(claim)                                                                                        \
+    do {                                                                                                               \
+        if (!(claim)) {                                                                                                \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #claim);                                        \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+enum {
+    ENGINE_RIG_VOCAB = 64,
+    ENGINE_RIG_IDS = 6, /* that are ever chosen */
+    ENGINE_RIG_WINDOW = 100,
+};
+
+/* The device with the pair; engines over it are made one after the other. */
+struct engine_rig_pair {
+    const struct backend *backend;
+    struct device *device;
+    struct model *model;
+};
+
+struct engine_rig_options {
+    int n_places, n_context, chunk_rows, batch_rows;
+    int n_seqs_max;
+    int n_slots[KV_GROUP_N]; /* usable ones */
+    double draft_min_accept;
+};
+
+struct engine_rig {
+    struct engine_rig_pair *pair;
+    struct kv_store *store;
+    struct engine *engine;
+    struct engine_rig_options options;
+};
+
+void engine_rig_pair_open(struct engine_rig_pair *pair, const struct backend *backend,
+                          const struct backend_options *options, int n_places_max, int n_rows_max);
+void engine_rig_pair_close(struct engine_rig_pair *pair);
+
+/* Pools in which everything fits. */
+struct engine_rig_options engine_rig_roomy(int n_places, int n_context);
+/* The store alone. */
+struct kv_store *engine_rig_store_open(const struct engine_rig_pair *pair, const struct engine_rig_options *options);
+void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options);
+/* Asserts, by kv_store_close(), that every slot came home. */
+void engine_rig_close(struct engine_rig *rig);
+
+/* Waits for a plan to come home, if one is out, and looks at it. False: none was out. */
+bool engine_rig_dispatch(struct engine_rig *rig);
+/* One turn of the loop: plans are sent, then waited for. False: there was nothing to do. */
+bool engine_rig_turn(struct engine_rig *rig);
+void engine_rig_check(const struct engine_rig *rig); /* of the store */
+/* No seq and no plan is left, and every slot is free or in the index. */
+void engine_rig_check_is_idle(const struct engine_rig *rig);
