@@ -105,8 +105,7 @@ struct disk_stats {
     uint32_t n_out, n_out_late; /* now */
     uint64_t out_late_bytes;    /* in quarantine: buffers that the kernel holds past the deadline */
     uint32_t n_segments;
-    uint32_t
-        n_segments_refused; /* at open: names of segments whose file is not ours alone, too many, or of another size */
+    uint32_t n_segments_refused; /* at open: named as ours, but too many, of another size or not ours alone */
     bool is_direct, is_ring, has_registered_files, has_registered_buffers;
     int ring_error, buffers_error; /* why not: -errno; 0 if it was not tried */
 };
