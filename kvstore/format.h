@@ -60,7 +60,7 @@ struct format_slot {
 void format_slot_write(const struct format_slot *slot, void *ret_block);
 int format_slot_read(const void *block, struct format_slot *ret_slot); /* FORMAT_E_* but not PAYLOAD */
 
-/* payload: [payload_bytes]. FORMAT_E_PAYLOAD. */
+/* payload: [payload_bytes], which the caller has held against the size of the slot. FORMAT_E_PAYLOAD. */
 int format_slot_verify(const struct format_slot *slot, const void *payload);
 
 /* Of a slot with this payload, or 0 if there can be none. */
@@ -68,7 +68,7 @@ uint32_t format_slot_bytes(uint64_t payload_bytes, uint32_t alignment);
 
 /* ---- segments ---- */
 
-/* What a segment file is carved into. Written before its first slot, and again when it is bound to another class. */
+/* What a segment file is carved into. Written before its first slot, and again when it is bound to another group. */
 struct format_segment {
     uint8_t store_id[FORMAT_STORE_ID_BYTES];
     uint64_t write_sequence;
