@@ -50,7 +50,3 @@ void kv_digest_read(const struct kv_digest *digest, uint8_t ret_bytes[KV_DIGEST_
     for (size_t i = 0; i < KV_DIGEST_BYTES; i++)
         ret_bytes[i] = canonical.digest[i];
 }
-
-uint64_t kv_checksum(const void *bytes, size_t n) {
-    return XXH3_64bits(bytes, n);
-}

@@ -16,6 +16,3 @@ void kv_digest_free(struct kv_digest *digest);    /* NULL is fine */
 void kv_digest_add(struct kv_digest *digest, const void *bytes, size_t n);
 void kv_digest_end_part(struct kv_digest *digest);
 void kv_digest_read(const struct kv_digest *digest, uint8_t ret_bytes[KV_DIGEST_BYTES]);
-
-/* XXH3, 64 bits: tells whether the bytes of a page are still those that were written. */
-uint64_t kv_checksum(const void *bytes, size_t n);

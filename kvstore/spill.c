@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "digest.h"
+#include "format.h"
 #include "store_internal.h"
 
 struct item {        /* one copy of a batch */
@@ -156,7 +156,7 @@ static void on_check(struct kv_work_item *work) {
     struct job *job = container_of(work, struct job, work);
 
     for (int i = 0; i < job->batch.n; i++)
-        job->items[i].checksum = kv_checksum(job->batch.transfers[i].dst, job->batch.transfers[i].bytes);
+        job->items[i].checksum = format_checksum(job->batch.transfers[i].dst, job->batch.transfers[i].bytes);
 }
 
 static void on_checked(struct kv_work_item *work) {
