@@ -1,5 +1,6 @@
 /* spillwayd: arguments, wiring from top to bottom, shutdown from bottom to top. */
 #include <getopt.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +121,12 @@ static int print_plan(const struct config *config, bool only_check) {
     return print_text(&text);
 }
 
+/* Few arenas, and large blocks from the system alone: the memory of a burst goes back when it is over. */
+static void bound_memory(void) {
+    mallopt(M_ARENA_MAX, 2);
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+}
+
 /* As many descriptors as are allowed: one for each client. */
 static void raise_limits(void) {
     struct rlimit limit;
@@ -155,6 +162,7 @@ int main(int argc, char **argv) {
         break;
     case ACTION_SERVE:
         raise_limits();
+        bound_memory();
         if (!notify_env_take(&env.notify)) {
             fputs("spillwayd: out of memory\n", stderr);
             return 1;

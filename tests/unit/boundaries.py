@@ -31,7 +31,7 @@ THIRD_PARTY = {
     r"cuda.*|cublas.*|mma\.h": ["kernels/cuda"],
 }
 SYSTEM = re.compile(
-    r"(assert|ctype|dirent|endian|errno|fcntl|fenv|float|getopt|inttypes|limits|locale|math|poll|pthread|sched"
+    r"(assert|ctype|dirent|endian|errno|fcntl|fenv|float|getopt|inttypes|limits|locale|malloc|math|poll|pthread|sched"
     r"|semaphore|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string|strings"
     r"|threads|time|unistd|cpuid|immintrin|x86intrin|(sys|linux)/\w+)\.h"
 )
