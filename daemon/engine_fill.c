@@ -32,6 +32,8 @@ static void add_to_list(struct engine *engine, struct seq *seq, int at) {
 
     if (has_place(seq))
         n_held = (uint32_t)engine->pages[seq->slot].n_pages[KV_TARGET_FULL];
+    else if (seq->restore)
+        n_held = kv_restore_n_pages(seq->restore);
     engine->list_seqs[at] = seq;
     engine->list[at] =
         (struct schedule_seq){.priority = seq->priority,
@@ -186,6 +188,28 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     return true;
 }
 
+/* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */
+static bool let_go_of_restored(struct engine *engine) {
+    bool any = false;
+
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq)) {
+        if (!seq->restore || seq->is_restoring)
+            continue;
+        engine_end_restore(seq);
+        any = true;
+    }
+    return any;
+}
+
+/* Copies on their way hold pages, which come back when they are done. */
+static bool are_copies_out(const struct engine *engine) {
+    struct kv_restores_stats restores = {0};
+
+    if (engine->options.restores)
+        kv_restores_stats(engine->options.restores, &restores);
+    return restores.n_now > 0 || (engine->options.spill && !kv_spill_is_idle(engine->options.spill));
+}
+
 enum placed { PLACED, PLACE_LATER, PLACE_FULL };
 
 static enum placed place(struct engine *engine, struct plan *plan, struct seq *seq) {
@@ -198,9 +222,10 @@ static enum placed place(struct engine *engine, struct plan *plan, struct seq *s
         n_pages = 0;
     if (restore_first(engine, seq, n_pages))
         return PLACE_LATER;
-    if (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
-                    &match) != 0)
-        return PLACE_FULL;
+    while (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
+                       &match) != 0)
+        if (!let_go_of_restored(engine))
+            return PLACE_FULL;
     engine_end_restore(seq); /* the seq's own lease holds it now */
     engine_place(engine, seq, slot);
     write_ctl(engine, plan, seq, &match);
@@ -268,7 +293,7 @@ static void admit(struct engine *engine, struct plan *plan) {
             continue;
         switch (place(engine, plan, seq)) {
         case PLACE_FULL:
-            if (is_empty && i == 0)
+            if (is_empty && i == 0 && !are_copies_out(engine))
                 engine_finish(engine, seq, SEQ_END_NO_SPACE);
             return;
         case PLACE_LATER:
@@ -290,14 +315,16 @@ static bool make_room(struct engine *engine, struct seq *seq) {
 
     if (is_room_coming(engine))
         return false;
+    if (let_go_of_restored(engine))
+        return true;
     n = list_placed(engine);
     n = schedule_victim(engine->list, n);
     assert(n >= 0); /* the seq itself has a place */
     victim = engine->list_seqs[n];
-    if (victim == seq && engine->n_free_places == engine->options.n_places - 1)
-        engine_finish(engine, seq, SEQ_END_NO_SPACE);
-    else
+    if (victim != seq || engine->n_free_places < engine->options.n_places - 1)
         engine_preempt(engine, victim);
+    else if (!are_copies_out(engine))
+        engine_finish(engine, seq, SEQ_END_NO_SPACE);
     return victim != seq && victim->state == SEQ_WAITING;
 }
 

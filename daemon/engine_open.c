@@ -151,6 +151,11 @@ void engine_close(struct engine *engine) {
         engine_end_restore(seq);
         seq_free(seq);
     }
+    for (struct seq *seq; (seq = engine->gone);) {
+        engine->gone = seq->next;
+        engine_end_restore(seq);
+        seq_free(seq);
+    }
     for (struct seq *seq; (seq = waiting_first(&engine->waiting));) {
         waiting_remove(&engine->waiting, seq);
         engine_end_restore(seq);

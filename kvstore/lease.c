@@ -58,6 +58,16 @@ static void unpin(struct kv_lease *lease, uint32_t page_idx, enum kv_group group
     lease->pinned[page_idx] &= (uint8_t) ~(1 << group);
 }
 
+void kv_lease_hold_state(struct kv_lease *lease) {
+    uint32_t last = lease->n_pages - 1;
+
+    assert(lease->n_pages > 0 && lease->state_page == NO_PAGE);
+    if (!kv_index_has(&lease->store->index, lease->records[last], KV_TARGET_STATE))
+        return;
+    lease->state_page = last;
+    pin(lease, last, KV_TARGET_STATE);
+}
+
 void kv_lease_drop_state(struct kv_lease *lease) {
     if (lease->state_page != NO_PAGE)
         unpin(lease, lease->state_page, KV_TARGET_STATE);
@@ -135,10 +145,8 @@ void kv_lease_hold_same(struct kv_lease *lease, const struct kv_lease *other, ui
             if (g != KV_TARGET_STATE && kv_index_has(index, record, (enum kv_group)g))
                 pin(lease, page, (enum kv_group)g);
     }
-    if (n_pages > 0 && kv_index_has(index, lease->records[n_pages - 1], KV_TARGET_STATE)) {
-        lease->state_page = n_pages - 1;
-        pin(lease, lease->state_page, KV_TARGET_STATE);
-    }
+    if (n_pages > 0)
+        kv_lease_hold_state(lease);
 }
 
 /* A private slot becomes the record's. */

@@ -22,6 +22,8 @@ void kv_lease_deinit(struct kv_lease *lease); /* releases it; fine for a zeroed 
  * the same content. */
 uint32_t kv_lease_slot(const struct kv_lease *lease, enum kv_group group, uint32_t page_idx);
 
+/* Pins the restore point at the end of the pages that the lease holds, if the index has it. */
+void kv_lease_hold_state(struct kv_lease *lease);
 void kv_lease_drop_state(struct kv_lease *lease); /* the restore point was copied; or there is none */
 void kv_lease_drop_sliding(struct kv_lease *lease, uint32_t page_idx); /* it left the window; or is not pinned */
 void kv_lease_release(struct kv_lease *lease); /* all; the lease is empty and can be used again */

@@ -219,7 +219,17 @@ static int publish(struct kv_restore *restore) {
         if (taken)
             state->slot = KV_NO_SLOT;
     }
+    kv_lease_hold_state(&restore->lease);
     return 0;
+}
+
+/* What is used leaves the shelf later than what is not, and from its end. */
+static void touch_chain(const struct kv_restore *restore) {
+    for (uint32_t page = restore->n_pages; page-- > 0;) {
+        struct kv_page_name name = name_of(restore->keys, restore->tokens, page);
+
+        kv_shelf_touch(restore->restores->options.shelf, &name);
+    }
 }
 
 static void finish(struct kv_restore *restore, int result) {
@@ -228,6 +238,7 @@ static void finish(struct kv_restore *restore, int result) {
     if (result == 0)
         result = publish(restore);
     give_back(restore);
+    touch_chain(restore);
     *(result == 0 ? &stats->n_done : &stats->n_failed) += 1;
     restore->on_done(restore->user, result);
 }
@@ -275,6 +286,10 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     restores->stats.n_now++;
     *ret_restore = restore;
     return 0;
+}
+
+uint32_t kv_restore_n_pages(const struct kv_restore *restore) {
+    return restore->n_pages;
 }
 
 void kv_restore_end(struct kv_restore *restore) {

@@ -34,7 +34,8 @@ uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_
  * Then nothing has happened. Else on_done(user, result) comes once, never from inside: 0, or why it failed. */
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                      void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore);
-void kv_restore_end(struct kv_restore *restore); /* after on_done */
+uint32_t kv_restore_n_pages(const struct kv_restore *restore); /* that it holds once it is READY */
+void kv_restore_end(struct kv_restore *restore);               /* after on_done */
 
 struct kv_restores_stats {
     uint64_t n_done, n_failed, n_copies, bytes;

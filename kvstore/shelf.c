@@ -266,6 +266,17 @@ void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
     free_copy(shelf, record, g);
 }
 
+void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name) {
+    uint32_t record = kv_shelf_find(shelf, name);
+
+    for (int g = 0; record != KV_NO_RECORD && g < KV_GROUP_N; g++) {
+        const struct shelf_copy *copy = &shelf->records[record].copies[g];
+
+        if (copy->state == COPY_CLEAN && copy->n_pins == 0)
+            offer_to_leave(shelf, record, (enum kv_group)g);
+    }
+}
+
 uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
     return shelf->records[record].copies[group].checksum;
 }
@@ -285,12 +296,30 @@ void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
     free_copy(shelf, record, g);
 }
 
+/* The group whose first to leave is the longest unused of all; KV_GROUP_N: nothing may leave. */
+static int oldest_group(const struct kv_shelf *shelf) {
+    uint64_t oldest = UINT64_MAX, order;
+    int oldest_g = KV_GROUP_N;
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        uint32_t record = kv_evict_first(&shelf->group[g].evict);
+
+        if (record != KV_NO_RECORD && kv_evict_find(&shelf->group[g].evict, record, &order) && order < oldest) {
+            oldest = order;
+            oldest_g = g;
+        }
+    }
+    return oldest_g;
+}
+
 uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes) {
     uint64_t n_dropped = 0;
+    int g;
 
-    for (int g = 0; g < KV_GROUP_N; g++)
-        while (n_dropped < n_bytes && evict_first(shelf, (enum kv_group)g))
-            n_dropped += shelf->group[g].payload_bytes;
+    while (n_dropped < n_bytes && (g = oldest_group(shelf)) < KV_GROUP_N) {
+        evict_first(shelf, (enum kv_group)g);
+        n_dropped += shelf->group[g].payload_bytes;
+    }
     return n_dropped;
 }
 

@@ -52,10 +52,14 @@ const void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group 
 void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
 uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum kv_group group);
 
+/* As if it had just come; nothing happens to what is not CLEAN, or pinned. Who uses a chain touches it from its end to its
+ * beginning, so that it leaves from its end. */
+void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name);
+
 /* It turned out to be damaged: nobody finds it any more. It may be pinned; then it goes when it is unpinned. */
 void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
 
-/* Drops what is not needed, the longest unused first. Returns the bytes. */
+/* Drops what is not needed, the longest unused of all groups first. Returns the bytes. */
 uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes);
 
 struct kv_shelf_group_stats {

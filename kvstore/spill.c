@@ -117,7 +117,20 @@ static void fill(struct job *job) {
     }
 }
 
+/* The chain leaves after all others now, and from its end: without this its own next pages would push it out. */
+static void touch_chain(struct job *job) {
+    const struct kv_index *index = &job->spill->options.store->index;
+
+    for (uint32_t page = job->lease.n_pages; page-- > 0;) {
+        uint32_t record = job->lease.records[page];
+
+        kv_shelf_touch(job->spill->options.shelf,
+                       &(struct kv_page_name){index->records[record].key, page, index->tokens[record]});
+    }
+}
+
 static void end(struct job *job) {
+    touch_chain(job);
     kv_lease_release(&job->lease);
     job->is_busy = false;
     job->spill->stats.n_jobs--;
@@ -174,6 +187,13 @@ static void on_checked(struct kv_work_item *work) {
 /* ---- chains --------------------------------------------------------------------------------------------------------- */
 
 void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages) {
+    struct kv_shelf_group_stats pages;
+
+    kv_shelf_stats(spill->options.shelf, KV_TARGET_FULL, &pages);
+    if (n_pages > pages.n_slots) { /* it would push itself out */
+        spill->stats.n_no_slot += n_pages;
+        return;
+    }
     for (uint32_t i = 0; i < spill->options.n_jobs; i++) {
         struct job *job = &spill->jobs[i];
 
@@ -184,6 +204,7 @@ void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32
         job->group = 0;
         spill->stats.n_jobs++;
         kv_lease_hold_same(&job->lease, lease, n_pages);
+        touch_chain(job);
         step(job);
         return;
     }

@@ -24,7 +24,7 @@ int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_
 void kv_spill_close(struct kv_spill *spill); /* it is idle */
 
 /* The first n_pages pages of the lease, and the restore point at their end, shall be below too. What is there already is
- * not copied again. */
+ * not copied again; what can never fit as a whole is not copied at all. */
 void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages);
 bool kv_spill_is_idle(const struct kv_spill *spill);
 

@@ -1,5 +1,6 @@
 #include "fake/engine_rig.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,8 @@
 #include <unistd.h>
 
 #include "store.h"
+
+enum { STUCK_MS = 60000 };
 
 static const char TARGET[] =
     "{\"architectures\":[\"Qwen3_5ForCausalLM\"],\"vocab_size\":64,\"hidden_size\":64,\"intermediate_size\":96,"
@@ -115,6 +118,36 @@ struct kv_store *engine_rig_store_open(const struct engine_rig_pair *pair, const
     return opened;
 }
 
+static int put_work(void *user, struct kv_work_item *item) {
+    struct engine_rig *rig = user;
+
+    ENGINE_RIG_CHECK(rig->n_works < ENGINE_RIG_WORKS_MAX);
+    rig->works[rig->n_works++] = item;
+    return 0;
+}
+
+static void open_below(struct engine_rig *rig) {
+    const struct model_info *info = model_info(rig->pair->model);
+    uint32_t n_pages_max = (uint32_t)div_ceil((uint64_t)rig->options.n_context, PAGE_TOKENS);
+    struct kv_shelf_options shelf = {.backend = rig->pair->backend, .device = rig->pair->device};
+    struct kv_spill_options spill = {
+        .store = rig->store, .work = {put_work, rig}, .n_jobs = ENGINE_RIG_WORKS_MAX, .n_pages_max = n_pages_max};
+    struct kv_restores_options restores = {.store = rig->store, .n_restores = 2, .n_pages_max = n_pages_max};
+
+    copies_init(&rig->copies, rig->thread);
+    if (rig->options.n_below[KV_TARGET_FULL] == 0)
+        return;
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        shelf.group[g].payload_bytes = g == KV_TARGET_STATE ? info->state.slot_bytes : info->groups[g].page_bytes;
+        shelf.group[g].n_slots = (uint32_t)rig->options.n_below[g];
+    }
+    ENGINE_RIG_CHECK(kv_shelf_open(&shelf, &rig->shelf) == 0);
+    spill.shelf = restores.shelf = rig->shelf;
+    spill.copier = restores.copier = copies_copier(&rig->copies);
+    ENGINE_RIG_CHECK(kv_spill_open(&spill, &rig->spill) == 0);
+    ENGINE_RIG_CHECK(kv_restores_open(&restores, &rig->restores) == 0);
+}
+
 void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options) {
     struct engine_options engine = {.backend = pair->backend,
                                     .device = pair->device,
@@ -132,18 +165,26 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
     engine.store = rig->store = engine_rig_store_open(pair, options);
     ENGINE_RIG_CHECK(device_thread_start(pair->backend, pair->device, &rig->thread) == 0);
     engine.thread = rig->thread;
+    open_below(rig);
+    engine.spill = rig->spill;
+    engine.restores = rig->restores;
+    engine.restore_always = true;
     ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
 }
 
 void engine_rig_close(struct engine_rig *rig) {
+    while (engine_rig_dispatch_copies(rig, true))
+        continue;
     device_thread_stop(rig->thread);
     engine_close(rig->engine);
     engine_rig_check(rig);
+    kv_restores_close(rig->restores);
+    kv_spill_close(rig->spill);
+    kv_shelf_close(rig->shelf);
     kv_store_close(rig->store);
 }
 
 bool engine_rig_dispatch(struct engine_rig *rig) {
-    enum { STUCK_MS = 60000 };
     struct pollfd pollfd = {.fd = engine_fd(rig->engine), .events = POLLIN};
     struct engine_view view;
 
@@ -155,9 +196,36 @@ bool engine_rig_dispatch(struct engine_rig *rig) {
     return true;
 }
 
+bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait) {
+    struct pollfd pollfds[KV_COPY_DIRECTION_N];
+    bool any = rig->n_works > 0, are_out = false;
+
+    if (rig->n_works > 0) {
+        struct kv_work_item *item = rig->works[--rig->n_works];
+
+        item->run(item);
+        item->done(item);
+    }
+    for (int d = 0; d < KV_COPY_DIRECTION_N; d++) {
+        pollfds[d] =
+            (struct pollfd){.fd = device_thread_copied_fd(rig->thread, (enum kv_copy_direction)d), .events = POLLIN};
+        are_out |= rig->copies.out[d].n > 0;
+    }
+    if (are_out)
+        ENGINE_RIG_CHECK(poll(pollfds, KV_COPY_DIRECTION_N, wait ? STUCK_MS : 0) >= wait);
+    for (int d = 0; d < KV_COPY_DIRECTION_N && are_out && rig->fails_copies; d++)
+        if (pollfds[d].revents & POLLIN)
+            rig->copies.out[d].first->result = -EIO;
+    copies_dispatch(&rig->copies);
+    return any || are_out;
+}
+
 bool engine_rig_turn(struct engine_rig *rig) {
+    bool any;
+
     engine_turn(rig->engine);
-    return engine_rig_dispatch(rig);
+    any = engine_rig_dispatch(rig);
+    return engine_rig_dispatch_copies(rig, !any) || any;
 }
 
 void engine_rig_check(const struct engine_rig *rig) {
@@ -167,6 +235,8 @@ void engine_rig_check(const struct engine_rig *rig) {
         fprintf(stderr, "%s\n", line);
         abort();
     }
+    if (rig->shelf)
+        ENGINE_RIG_CHECK(kv_shelf_check(rig->shelf) == NULL);
 }
 
 void engine_rig_check_is_idle(const struct engine_rig *rig) {
@@ -178,4 +248,10 @@ void engine_rig_check_is_idle(const struct engine_rig *rig) {
     kv_store_stats(rig->store, &stats);
     for (int g = 0; g < KV_GROUP_N; g++)
         ENGINE_RIG_CHECK(stats.group[g].n_private == 0 && stats.group[g].n_pinned == 0);
+    for (int g = 0; rig->shelf && g < KV_GROUP_N; g++) {
+        struct kv_shelf_group_stats below;
+
+        kv_shelf_stats(rig->shelf, (enum kv_group)g, &below);
+        ENGINE_RIG_CHECK(below.n_filling == 0 && below.n_pinned == 0);
+    }
 }

@@ -1,6 +1,7 @@
 /* engine_rig: an engine over the CPU backend and a small made-up pair of networks, small enough that a turn takes a
  * millisecond, with few ids, so that drafts are right by chance now and then. */
 #pragma once
+#include "copies.h"
 #include "engine.h"
 
 #define ENGINE_RIG_CHECK(claim)                                                                                        \
@@ -15,6 +16,7 @@ enum {
     ENGINE_RIG_VOCAB = 64,
     ENGINE_RIG_IDS = 6, /* that are ever chosen */
     ENGINE_RIG_WINDOW = 100,
+    ENGINE_RIG_WORKS_MAX = 2,
 };
 
 /* The device with the pair; engines over it are made one after the other. */
@@ -29,12 +31,20 @@ struct engine_rig_options {
     int n_seqs_max;
     int n_slots[KV_GROUP_N]; /* usable ones */
     double draft_min_accept;
+    int n_below[KV_GROUP_N]; /* slots of a host tier; none of target_full: there is no such tier */
 };
 
 struct engine_rig {
     struct engine_rig_pair *pair;
     struct kv_store *store;
     struct device_thread *thread;
+    struct copies copies;
+    struct kv_shelf *shelf; /* NULL, as the next two: no host tier */
+    struct kv_spill *spill;
+    struct kv_restores *restores;
+    struct kv_work_item *works[ENGINE_RIG_WORKS_MAX]; /* checksums that wait to be made */
+    int n_works;
+    bool fails_copies; /* those that come home next */
     struct engine *engine;
     struct engine_rig_options options;
 };
@@ -53,8 +63,11 @@ void engine_rig_close(struct engine_rig *rig);
 
 /* Waits for a plan to come home, if one is out, and looks at it. False: none was out. */
 bool engine_rig_dispatch(struct engine_rig *rig);
-/* One turn of the loop: plans are sent, then waited for. False: there was nothing to do. */
+/* One turn of the loop: plans are sent, then they and copies waited for. False: there was nothing to do. */
 bool engine_rig_turn(struct engine_rig *rig);
-void engine_rig_check(const struct engine_rig *rig); /* of the store */
+/* The same of the host tier: copies that are home, and a checksum that waits. Waits for them if it is told to. False: there
+ * was nothing to wait for. */
+bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait);
+void engine_rig_check(const struct engine_rig *rig); /* of the store and the host tier */
 /* No seq and no plan is left, and every slot is free or in the index. */
 void engine_rig_check_is_idle(const struct engine_rig *rig);

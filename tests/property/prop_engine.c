@@ -1,6 +1,6 @@
 /* Whatever happens around it, a seq gets the tokens it gets alone: random requests on an engine with pools that are too
  * small, shared prefixes, continued answers, priorities, parking, ends by the caller at any moment, streams that delay
- * every item at random. After each turn the store is whole; at the end everything is back. */
+ * every item at random, chains that go down to a host tier and come back. After each turn the store is whole; at the end everything is back. */
 #include "fake/engine_rig.h"
 
 #include <poll.h>
@@ -224,19 +224,35 @@ static void act(struct world *w) {
     }
 }
 
+/* Chains leave the device, so that they come back; and the host tier, sometimes, so that they do not. */
+static void evict(struct world *w) {
+    if (!w->rig.shelf)
+        return;
+    if (below(w, 12) == 0)
+        kv_store_evict_all(w->rig.store);
+    if (below(w, 60) == 0)
+        kv_shelf_evict_bytes(w->rig.shelf, below(w, 2) ? UINT64_MAX : below(w, 1 << 20));
+    engine_rig_check(&w->rig);
+}
+
 static void run(struct world *w, int n_turns) {
     for (int turn = 0; turn < n_turns; turn++) {
         struct pollfd pollfd = {.fd = engine_fd(w->rig.engine), .events = POLLIN};
 
         for (uint32_t n = below(w, 3); n > 0; n--)
             act(w);
+        evict(w);
         engine_turn(w->rig.engine);
         engine_rig_check(&w->rig);
+        w->rig.fails_copies = below(w, 8) == 0;
+        if (below(w, 3) == 0)
+            engine_rig_dispatch_copies(&w->rig, below(w, 4) == 0);
         if (below(w, 4) > 0)
             poll(&pollfd, 1, (int)below(w, 6)); /* sometimes both plans come home at once, sometimes none has */
         engine_dispatch(w->rig.engine);
         engine_rig_check(&w->rig);
     }
+    w->rig.fails_copies = false;
     for (int i = 0; i < N_SIMS; i++)
         if (w->sims[i].is_used && !w->sims[i].is_over)
             w->sims[i].seq->is_parked = false;
@@ -248,6 +264,7 @@ static void run(struct world *w, int n_turns) {
             finish(w, &w->sims[i]);
         }
     engine_rig_check_is_idle(&w->rig);
+    CHECK(w->n_no_space == 0); /* each of them fits alone, and nobody but them holds anything for good */
 }
 
 static const struct engine_rig_options CONFIGS[] = {
@@ -258,7 +275,8 @@ static const struct engine_rig_options CONFIGS[] = {
      96,
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
-     0},
+     0,
+     {0}},
     /* many places, few pages, drafting is given up and taken up again */
     {6,
      CONTEXT,
@@ -266,7 +284,8 @@ static const struct engine_rig_options CONFIGS[] = {
      128,
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 14, [KV_TARGET_STATE] = 16, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 30},
-     1.3},
+     1.3,
+     {0}},
     /* room for all */
     {4,
      CONTEXT,
@@ -274,7 +293,8 @@ static const struct engine_rig_options CONFIGS[] = {
      ROWS_MAX,
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100},
-     0},
+     0,
+     {0}},
     /* states are what is short */
     {2,
      CONTEXT,
@@ -282,12 +302,32 @@ static const struct engine_rig_options CONFIGS[] = {
      64,
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 30, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 20},
-     0},
+     0,
+     {0}},
+    /* a host tier that holds it all, below pools that force preemption */
+    {3,
+     CONTEXT,
+     64,
+     96,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
+     0,
+     {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100}},
+    /* a host tier that is small itself, below scarce states */
+    {4,
+     CONTEXT,
+     64,
+     128,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 40, [KV_TARGET_STATE] = 9, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 10},
+     0,
+     {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4}},
 };
 
 int main(int argc, char **argv) {
     uint64_t given = argc > 1 ? strtoull(argv[1], NULL, 0) : 0, seed = given != 0 ? given : (uint64_t)time(NULL);
     int n_turns = argc > 2 ? atoi(argv[2]) : 400;
+    size_t first = argc > 3 ? strtoul(argv[3], NULL, 10) : 0; /* of CONFIGS */
     const struct backend *backend = backend_find("cpu");
     struct engine_rig_options alone_options = engine_rig_roomy(1, CONTEXT);
     struct engine_rig_pair alone_pair, pair;
@@ -299,8 +339,9 @@ int main(int argc, char **argv) {
     engine_rig_open(&alone, &alone_pair, &alone_options);
     engine_rig_pair_open(&pair, backend, &(struct backend_options){.n_threads = 2, .delay_seed = seed | 1}, 6,
                          ROWS_MAX);
-    for (size_t i = 0; i < ARRAY_LEN(CONFIGS); i++) {
+    for (size_t i = first; i < ARRAY_LEN(CONFIGS); i++) {
         struct world *w = calloc(1, sizeof *w);
+        struct kv_restores_stats restores = {0};
         struct engine_view view;
 
         CHECK(w != NULL);
@@ -313,10 +354,13 @@ int main(int argc, char **argv) {
         CHECK(kv_store_root(w->rig.store, 1, &w->root) == 0);
         run(w, n_turns);
         engine_look(w->rig.engine, &view);
+        if (w->rig.restores)
+            kv_restores_stats(w->rig.restores, &restores);
         printf("pools %zu: %d finished, %d ended by the caller, %d tokens, %d of prompts cached, %d drafts accepted, "
-               "%llu preemptions, %llu replayed, %d without space\n",
+               "%llu preemptions, %llu replayed, %llu restores, %llu failed, %d without space\n",
                i, w->n_finished, w->n_ended, w->n_tokens, w->n_cached, w->n_accepted,
-               (unsigned long long)view.n_preemptions, (unsigned long long)view.n_replay_rows, w->n_no_space);
+               (unsigned long long)view.n_preemptions, (unsigned long long)view.n_replay_rows,
+               (unsigned long long)restores.n_done, (unsigned long long)restores.n_failed, w->n_no_space);
         fflush(stdout);
         engine_rig_close(&w->rig);
         free(w);

@@ -290,6 +290,138 @@ static void a_lost_device_ends_every_seq_once(void **state) {
     }
 }
 
+/* ---- a tier below ---------------------------------------------------------------------------------------------------- */
+
+enum { BELOW_PROMPT = 200, BELOW_FOUND = 192 };
+
+static struct engine_rig_options with_tier_below(int n_places) {
+    struct engine_rig_options options = engine_rig_roomy(n_places, CONTEXT);
+
+    memcpy(options.n_below, options.n_slots, sizeof options.n_below);
+    return options;
+}
+
+static struct seq *submit_with_cuts(struct engine_rig *rig, struct client *client) {
+    struct seq *seq = new_seq(rig, client, BELOW_PROMPT, 10);
+
+    seq->n_cuts = cuts_find(&(struct cuts_prompt){.n = BELOW_PROMPT, .n_max = 4}, seq->cuts);
+    assert_int_equal(engine_submit(rig->engine, seq), 0);
+    return seq;
+}
+
+/* A prompt that lies in the host tier alone. */
+static void put_prompt_below(struct engine_rig *rig) {
+    struct client client = {0};
+
+    submit_with_cuts(rig, &client);
+    turn_until_quiet(rig);
+    assert_int_equal(client.n_ends, 1);
+    kv_store_evict_all(rig->store);
+}
+
+static int n_computed(const struct engine_rig *rig) {
+    struct engine_view view;
+
+    engine_look(rig->engine, &view);
+    return (int)view.n_prefill_rows;
+}
+
+static void a_prompt_that_lies_below_is_brought_up(void **state) {
+    struct engine_rig_options options = with_tier_below(2);
+    struct client client = {0};
+    struct engine_rig rig;
+    int before;
+
+    (void)state;
+    engine_rig_open(&rig, &pair_, &options);
+    put_prompt_below(&rig);
+    before = n_computed(&rig);
+    submit_with_cuts(&rig, &client);
+    turn_until_quiet(&rig);
+    assert_int_equal(client.why, SEQ_END_LENGTH);
+    assert_int_equal(n_computed(&rig) - before, BELOW_PROMPT - BELOW_FOUND);
+    engine_rig_check_is_idle(&rig);
+    engine_rig_close(&rig);
+}
+
+static void what_cannot_be_brought_up_is_computed(void **state) {
+    struct engine_rig_options options = with_tier_below(2);
+    struct client client = {0};
+    struct engine_rig rig;
+    int before;
+
+    (void)state;
+    engine_rig_open(&rig, &pair_, &options);
+    put_prompt_below(&rig);
+    before = n_computed(&rig);
+    rig.fails_copies = true;
+    submit_with_cuts(&rig, &client);
+    turn_until_quiet(&rig);
+    assert_int_equal(client.why, SEQ_END_LENGTH);
+    assert_int_equal(client.n_tokens, 10);
+    assert_int_equal(n_computed(&rig) - before, BELOW_PROMPT);
+    engine_rig_check_is_idle(&rig);
+    engine_rig_close(&rig);
+}
+
+static void who_ends_during_a_restore_goes_when_its_copies_are_home(void **state) {
+    struct engine_rig_options options = with_tier_below(2);
+    struct kv_restores_stats stats;
+    struct client client = {0};
+    struct engine_rig rig;
+    struct seq *seq;
+
+    (void)state;
+    engine_rig_open(&rig, &pair_, &options);
+    put_prompt_below(&rig);
+    for (int fails = 0; fails < 2; fails++) {
+        kv_store_evict_all(rig.store);
+        seq = submit_with_cuts(&rig, &client);
+        engine_turn(rig.engine);
+        kv_restores_stats(rig.restores, &stats);
+        assert_int_equal(stats.n_now, 1);
+        engine_end(rig.engine, seq);
+        engine_rig_check(&rig);
+        rig.fails_copies = fails == 1;
+        turn_until_quiet(&rig);
+        kv_restores_stats(rig.restores, &stats);
+        assert_int_equal(stats.n_now, 0);
+        assert_int_equal(client.n_ends, 0);
+        engine_rig_check_is_idle(&rig);
+    }
+    engine_rig_close(&rig);
+}
+
+static void pages_under_copies_are_waited_for(void **state) {
+    struct engine_rig_options options = with_tier_below(2);
+    struct client first = {0}, second = {0};
+    struct engine_rig rig;
+    struct seq *seq;
+
+    (void)state;
+    options.n_slots[KV_TARGET_FULL] = 8;
+    engine_rig_open(&rig, &pair_, &options);
+    submit_with_cuts(&rig, &first);
+    while (first.n_ends == 0) { /* nobody looks at its copies */
+        engine_turn(rig.engine);
+        engine_rig_dispatch(&rig);
+    }
+    seq = new_seq(&rig, &second, 400, 100);
+    seq->tokens[0]++;
+    assert_int_equal(engine_submit(rig.engine, seq), 0);
+    for (int i = 0; i < 50; i++) {
+        engine_turn(rig.engine);
+        engine_rig_dispatch(&rig);
+    }
+    assert_false(kv_spill_is_idle(rig.spill));
+    assert_int_equal(second.n_ends, 0);
+    turn_until_quiet(&rig);
+    assert_int_equal(second.n_ends, 1);
+    assert_int_equal(second.why, SEQ_END_LENGTH);
+    engine_rig_check_is_idle(&rig);
+    engine_rig_close(&rig);
+}
+
 /* ---- restore points ------------------------------------------------------------------------------------------------- */
 
 /* The bytes of the restore point that these tokens find; they must find one at exactly b. */
@@ -375,6 +507,10 @@ int main(void) {
         cmocka_unit_test(closing_brings_back_restore_points_on_their_way),
         cmocka_unit_test(a_call_may_end_another_seq),
         cmocka_unit_test(a_lost_device_ends_every_seq_once),
+        cmocka_unit_test(a_prompt_that_lies_below_is_brought_up),
+        cmocka_unit_test(what_cannot_be_brought_up_is_computed),
+        cmocka_unit_test(who_ends_during_a_restore_goes_when_its_copies_are_home),
+        cmocka_unit_test(pages_under_copies_are_waited_for),
         cmocka_unit_test(restore_points_are_the_states_of_a_cold_run),
     };
     return cmocka_run_group_tests(tests, open_pair, close_pair);
