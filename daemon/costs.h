@@ -12,4 +12,5 @@ struct costs {
 void costs_init(struct costs *costs, double us_per_token);
 void costs_fed(struct costs *costs, int n_tokens, uint64_t us);
 void costs_restored(struct costs *costs, uint64_t bytes, uint64_t us);
-bool costs_prefer_restore(const struct costs *costs, int n_tokens, uint64_t bytes);
+/* Each refusal makes restores look a little cheaper, so that they are measured again some day. */
+bool costs_prefer_restore(struct costs *costs, int n_tokens, uint64_t bytes);

@@ -39,7 +39,7 @@ struct process {
     int load_result;
     struct watch *watches[1 + KV_COPY_DIRECTION_N]; /* plans, copies */
     uint64_t drain_until_us, extended_us;
-    bool is_loading, is_closing;
+    bool is_loading, is_closing, is_lost /* the device */;
     int status; /* to exit with */
 };
 
@@ -81,7 +81,7 @@ static void step_drain(struct process *p) {
         return;
     if (service_now_us() >= p->drain_until_us)
         gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
-    if (gens_count(service->gens) == 0 && !service->laters && service_is_quiet(service))
+    if (gens_count(service->gens) == 0 && !service->laters && (service_is_quiet(service) || p->is_lost))
         close_all(p);
 }
 
@@ -119,6 +119,7 @@ static void drain(struct service *service) {
 static void lose_device(struct process *p, int error) {
     log_line(&p->service.log, LOG_ERROR, "device.lost", "error=%s", strerror(error < 0 ? -error : error));
     p->status = PROCESS_EXIT_FAILED;
+    p->is_lost = true;
     p->service.phase = SERVICE_DRAINING;
     p->drain_until_us = service_now_us();
     step_drain(p);
@@ -453,6 +454,8 @@ int process_run(struct config *config, const struct config_source *source, const
         log_line(&service->log, LOG_INFO, "stop", "status=%d", p->status);
     }
     uv_loop_close(&p->loop);
+    if (p->is_lost) /* it gives nothing back, and waiting for it would never end */
+        return p->status;
     close_service(service);
     notify_close(&p->notify);
     return p->status;

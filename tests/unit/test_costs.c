@@ -19,8 +19,8 @@ static void a_tie_is_computed(void **state) {
     struct costs costs = {.us_per_token = 2, .us_per_byte = 0.5};
 
     (void)state;
-    assert_false(costs_prefer_restore(&costs, 10, 40));
     assert_true(costs_prefer_restore(&costs, 10, 39));
+    assert_false(costs_prefer_restore(&costs, 10, 40));
     assert_false(costs_prefer_restore(&costs, 0, 0));
 }
 
@@ -60,6 +60,19 @@ static void what_had_no_size_is_no_measurement(void **state) {
     assert_float_equal(costs.us_per_byte, 1e-3, 0);
 }
 
+static void what_is_refused_for_long_is_tried_again(void **state) {
+    struct costs costs;
+    int n = 0;
+
+    (void)state;
+    costs_init(&costs, 10);
+    for (int i = 0; i < 100; i++)
+        costs_restored(&costs, 1000, 100 * 1000);
+    while (!costs_prefer_restore(&costs, 100, 500 * 1000))
+        n++;
+    assert_in_range(n, 20, 400);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(at_first_a_gigabyte_per_second_is_assumed),
@@ -67,6 +80,7 @@ int main(void) {
         cmocka_unit_test(measurements_pull_the_averages_to_them),
         cmocka_unit_test(one_slow_restore_does_not_decide_alone),
         cmocka_unit_test(what_had_no_size_is_no_measurement),
+        cmocka_unit_test(what_is_refused_for_long_is_tried_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
