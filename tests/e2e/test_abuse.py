@@ -12,7 +12,7 @@ from raw import Gone, Raw, Refused
 SEED = int(os.environ.get("ABUSE_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
 FRAME_BYTES = 256 << 10
 SETTINGS = {"limits.frame_bytes": "256KiB", "server.output_high": "64KiB", "server.output_low": "16KiB",
-            "limits.connections": 512}
+            "limits.connections": 512, "sched.queue_max": 4096}
 
 
 def well_behaved_requests():
