@@ -20,7 +20,7 @@ def evict(client, tier):
 
 def test_a_prefix_comes_back_from_host_memory_to_the_last_page(daemon, long):
     with daemon(**{"kv.host_bytes": "128MiB", "kv.restore": "always"}).connect() as client:
-        for k in range(1, 41 if long else 5):
+        for k in range(1, 41 if long else 3):
             for n_prompt in 64 * k - 1, 64 * k, 64 * k + 1:
                 ids = TEXT[n_prompt : 2 * n_prompt]
                 cold = generate(client, ids)
@@ -104,7 +104,7 @@ def test_many_conversations_on_a_small_device_get_their_own_tokens(daemon, host)
             return i, generate(client, prompts[i])["ids"]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for i, ids in pool.map(run, [i for _ in range(3) for i in range(8)]):
+        for i, ids in pool.map(run, [i for _ in range(2) for i in range(8)]):
             assert ids == alone[i], f"prompt {i}"
     with one.connect() as client:
         host_tier = client.call("cache.stats")["tiers"]["host"]
