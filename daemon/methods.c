@@ -500,10 +500,11 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
 
 /* What leaves the device shall be in host memory by then, if it is to be there at all. */
 static bool must_wait(const struct service *service, const struct request *request) {
-    const struct kv_spill *spill = service->pair.spill;
     struct span tier = {0};
 
-    if (request->method != METHOD_CACHE_EVICT || !spill || kv_spill_is_idle(spill))
+    if (request->method != METHOD_CACHE_EVICT) /* others may come while a worker still makes the pair */
+        return false;
+    if (!service->pair.spill || kv_spill_is_idle(service->pair.spill))
         return false;
     request_get_str(request, "tier", &tier);
     return span_is(tier, "device");

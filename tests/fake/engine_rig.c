@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,8 +215,12 @@ bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait) {
     if (are_out)
         ENGINE_RIG_CHECK(poll(pollfds, KV_COPY_DIRECTION_N, wait ? STUCK_MS : 0) >= wait);
     for (int d = 0; d < KV_COPY_DIRECTION_N && are_out && rig->fails_copies; d++)
-        if (pollfds[d].revents & POLLIN)
+        if (pollfds[d].revents & POLLIN) {
+            eventfd_t n; /* reading it is what makes the device thread's result ours to change */
+
+            ENGINE_RIG_CHECK(eventfd_read(pollfds[d].fd, &n) == 0 && eventfd_write(pollfds[d].fd, n) == 0);
             rig->copies.out[d].first->result = -EIO;
+        }
     copies_dispatch(&rig->copies);
     return any || are_out;
 }
