@@ -369,6 +369,8 @@ static const char *check_group(const struct kv_shelf *shelf, enum kv_group g) {
         return wrong;
     if (n_filling != group->n_filling || n_clean != group->n_clean || n_pinned != group->n_pinned)
         return "counts of copies are wrong";
+    if (n_candidates != group->evict.n)
+        return "some that may leave belong to no record";
     if (group->pool.n_free + n_filling + n_clean != group->pool.n_slots)
         return "free, filling and clean slots are not all slots";
     return kv_evict_check(&group->evict);
