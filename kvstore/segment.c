@@ -8,8 +8,8 @@
 enum {
     WORD_BITS = 64,
     WINDOW_SLOTS = 32, /* a chain begins in so many free slots, so that chains that grow side by side do not mix */
-    NONE = UINT32_MAX,
 };
+#define NONE UINT32_MAX
 
 struct segment {
     enum segment_state state;
