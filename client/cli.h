@@ -131,6 +131,8 @@ int cli_print_result(struct cli *cli, const json_t *result); /* --json, or a lin
 void cli_print_table(const json_t *rows);                    /* maps with scalar members */
 /* Text of the model or of others: on a terminal without control characters but newline and tab. */
 void cli_print_text(FILE *out, const char *bytes, size_t n_bytes);
+/* The text that the result holds; with --json the result. */
+void cli_print_text_of(const struct cli *cli, const json_t *result);
 
 /* A leaf of nested maps: its path and value as text. */
 typedef void cli_leaf_fn(void *user, const char *path, const json_t *leaf);

@@ -38,6 +38,15 @@ void cli_print_text(FILE *out, const char *bytes, size_t n_bytes) {
     }
 }
 
+void cli_print_text_of(const struct cli *cli, const json_t *result) {
+    const json_t *text = json_object_get(result, "text");
+
+    if (cli->json)
+        cli_print_json(result);
+    else if (text)
+        cli_print_text(stdout, json_string_value(text), json_string_length(text));
+}
+
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
 
 void cli_complain_as(struct cli *cli, int status, const json_t *error) {

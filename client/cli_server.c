@@ -154,16 +154,12 @@ static int watch(struct cli *cli, double interval_s, long long n_looks) {
 }
 
 static int metrics(struct cli *cli) {
-    json_t *result, *text;
+    json_t *result;
     int status = cli_call(cli, "server.metrics", NULL, &result);
 
     if (status != CLI_OK)
         return status;
-    text = json_object_get(result, "text");
-    if (cli->json)
-        cli_print_json(result);
-    else if (text)
-        cli_print_text(stdout, json_string_value(text), json_string_length(text));
+    cli_print_text_of(cli, result);
     json_decref(result);
     return CLI_OK;
 }

@@ -47,7 +47,7 @@ static int tokenize(struct cli *cli, const struct cli_args *args) {
 }
 
 static int render(struct cli *cli, const struct cli_args *args) {
-    json_t *document, *result, *text;
+    json_t *document, *result;
     int status = cli_read_json(cli, args->n_words ? args->words[0] : "-", &document);
 
     if (status != CLI_OK)
@@ -59,11 +59,7 @@ static int render(struct cli *cli, const struct cli_args *args) {
     status = cli_call(cli, "chat.render", json_incref(args->params), &result);
     if (status != CLI_OK)
         return status;
-    text = json_object_get(result, "text");
-    if (cli->json)
-        cli_print_json(result);
-    else if (text)
-        cli_print_text(stdout, json_string_value(text), json_string_length(text));
+    cli_print_text_of(cli, result);
     json_decref(result);
     return CLI_OK;
 }
