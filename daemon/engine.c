@@ -4,8 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "engine_internal.h"
 #include "watch.h"
@@ -160,7 +158,6 @@ static void leave(struct engine *engine, struct seq *seq) {
     }
     seq->has_ended = true;
     seq->state = SEQ_LEAVING;
-    seq->stats.ended_us = engine->options.now_us();
 }
 
 /* The device, or its loss, ended it. */
@@ -231,7 +228,6 @@ int engine_submit(struct engine *engine, struct seq *seq) {
     seq->engine = engine;
     seq->order = ++engine->n_submitted;
     seq->draws_drafts = seq->speculate;
-    seq->stats.submitted_us = engine->options.now_us();
     waiting_put(&engine->waiting, seq);
     engine->n_seqs++;
     return 0;
@@ -291,7 +287,6 @@ void engine_dispatch(struct engine *engine) {
         uint64_t now = engine->options.now_us(), us = now - max_u64(plan->submitted_us, engine->last_done_us);
 
         engine->n_done++;
-        engine->view.busy_us += us;
         if (plan->n_prefill > 0 && plan->n_cycle + plan->n_replay == 0)
             costs_fed(&engine->costs, *plan->prefill_input.view.n_rows, us);
         engine->last_done_us = now;

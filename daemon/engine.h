@@ -53,7 +53,6 @@ struct engine_view { /* for health and statistics */
     int n_waiting, n_running, n_leaving, n_places;
     int n_in_flight;                                                                                    /* plans */
     uint64_t n_plans, n_prefills, n_prefill_rows, n_replay_rows, n_cycles, n_cycle_seqs, n_preemptions; /* since open */
-    uint64_t busy_us;        /* while at least one plan was out */
     uint64_t waits_since_us; /* when the device began with the plan that it is at; 0: none is out */
     uint32_t n_pages_max;    /* of target_full: the most one seq can have */
     double draft_min_accept;

@@ -160,19 +160,17 @@ static uint64_t restore_bytes(const struct engine *engine, int n_tokens) {
  * what fails is computed. */
 static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     struct kv_restores *restores = engine->options.restores;
-    struct kv_match match;
-    uint32_t n_tokens;
+    uint32_t n_tokens, n_device;
     int r;
 
     if (!restores || seq->was_restored || n_pages == 0)
         return false;
-    n_tokens = kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages);
-    kv_store_lookup(engine->options.store, seq->keys, seq->tokens, (uint32_t)n_pages, &match);
-    if (n_tokens <= match.n_tokens)
+    n_tokens = kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, &n_device);
+    if (n_tokens <= n_device)
         return false;
-    seq->restore_bytes = restore_bytes(engine, (int)(n_tokens - match.n_tokens));
+    seq->restore_bytes = restore_bytes(engine, (int)(n_tokens - n_device));
     if (!engine->options.restore_always &&
-        !costs_prefer_restore(&engine->costs, (int)(n_tokens - match.n_tokens), seq->restore_bytes)) {
+        !costs_prefer_restore(&engine->costs, (int)(n_tokens - n_device), seq->restore_bytes)) {
         seq->was_restored = true;
         return false;
     }
@@ -183,7 +181,7 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     if (r != 0)
         return false;
     seq->is_restoring = true;
-    seq->n_on_device = (int)match.n_tokens;
+    seq->n_on_device = (int)n_device;
     seq->stats.restore_us = engine->options.now_us();
     return true;
 }

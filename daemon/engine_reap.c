@@ -56,11 +56,8 @@ static void reap_given(struct engine *engine, const struct plan_part *parts, int
         seq->len = out[i].len;
         if (parts[i].state_slot != KV_NO_SLOT)
             engine_publish(engine, seq, seq->len, parts[i].state_slot);
-        if (!seq->has_ended && !was_fed) {
-            if (seq->len >= seq->n_prompt && seq->stats.fed_us == 0)
-                seq->stats.fed_us = engine->options.now_us();
+        if (!seq->has_ended && !was_fed)
             seq->calls->on_progress(seq->user, min_int(seq->len, seq->n_prompt), seq->n_prompt);
-        }
         deliver(engine, seq, &out[i]);
     }
 }

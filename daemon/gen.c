@@ -292,7 +292,7 @@ static void submit(struct gen *gen) {
     gen->n_queued = view.n_waiting;
     if (seq->cache != SEQ_CACHE_BYPASS)
         found = service_find(service, seq->keys, seq->tokens, min_int(seq->n_keys, (seq->n_prompt - 1) / PAGE_TOKENS));
-    gen_send_accepted(gen, found.device, found.host);
+    gen_send_accepted(gen, found);
 }
 
 /* The prompt is tokens now, or is refused. */

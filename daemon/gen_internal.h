@@ -58,7 +58,7 @@ struct gen {
 void gen_build_run(struct gen_build *build);
 
 /* Events; each goes to the conn if there is one and it streams. */
-void gen_send_accepted(struct gen *gen, int n_device, int n_host);
+void gen_send_accepted(struct gen *gen, struct found found);
 void gen_send_progress(struct gen *gen, int n_done, int n_total);
 void gen_send_notice(struct gen *gen, const char *reason, const char *message);
 void gen_send_output(struct gen *gen, const struct output_event *event);

@@ -22,25 +22,15 @@ static bool begin_event(struct gen *gen, const char *type, uint32_t n_more) {
     return true;
 }
 
-static void write_cached(struct wire_out *out, int device, int host) {
-    wire_key(out, "cached");
-    wire_map(out, 3);
-    wire_key(out, "device");
-    wire_int(out, device);
-    wire_key(out, "host");
-    wire_int(out, host);
-    wire_key(out, "disk");
-    wire_int(out, 0);
-}
-
-void gen_send_accepted(struct gen *gen, int n_device, int n_host) {
+void gen_send_accepted(struct gen *gen, struct found found) {
     struct wire_out *out = &gen->service->out;
 
     if (!begin_event(gen, "accepted", 3))
         return;
     wire_key(out, "n_prompt");
     wire_int(out, gen->seq->n_prompt);
-    write_cached(out, n_device, n_host);
+    wire_key(out, "cached");
+    service_write_tiers(out, found);
     wire_key(out, "queue");
     wire_int(out, gen->n_queued);
     send_event(gen);
@@ -169,7 +159,8 @@ static void write_usage(struct wire_out *out, const struct gen *gen) {
     wire_uint(out, gen->output.n_completion);
     wire_key(out, "reasoning");
     wire_uint(out, gen->output.n_reasoning);
-    write_cached(out, stats->n_cached - stats->n_restored, stats->n_restored);
+    wire_key(out, "cached");
+    service_write_tiers(out, (struct found){stats->n_cached - stats->n_restored, stats->n_restored});
     wire_key(out, "recomputed");
     wire_int(out, stats->n_recomputed);
     wire_key(out, "draft");

@@ -22,16 +22,9 @@ static inline void put_int(struct wire_out *out, const char *key, int64_t value)
     wire_int(out, value);
 }
 
-static inline void put_tiers(struct wire_out *out, struct found found) {
-    wire_map(out, 3);
-    put_int(out, "device", found.device);
-    put_int(out, "host", found.host);
-    put_int(out, "disk", 0);
-}
-
 static inline void put_cached(struct wire_out *out, struct found found) {
     wire_key(out, "cached");
-    put_tiers(out, found);
+    service_write_tiers(out, found);
 }
 
 /* May be called in a worker. */

@@ -167,7 +167,7 @@ static void finish(struct later *later) {
         put_cached(call.out, find_cached(text));
     if (call.conn && text->refusal < 0 && text->request->method == METHOD_CACHE_LOOKUP) {
         proto_result_begin(call.out, call.request->id);
-        put_tiers(call.out, find_cached(text));
+        service_write_tiers(call.out, find_cached(text));
     }
     if (call.conn)
         call_answer(&call);

@@ -63,7 +63,7 @@ static void use_hit(struct seq_pages *p, int b, struct device_copies *copies) {
         if (group != KV_TARGET_FULL)
             first = valid_from;
         if (group == KV_DRAFT_SLIDING) {
-            first = max_int(first, max_int(0, b - p->sliding_window) / PAGE_TOKENS);
+            first = max_int(first, (int)kv_window_first_page((uint32_t)p->sliding_window, (uint32_t)n));
             p->first_sliding = first;
         }
         for (int i = 0; i < n; i++)
@@ -154,8 +154,8 @@ static int grow_group(struct seq_pages *p, enum kv_group group, int n, struct de
     while (p->n_pages[group] < n) {
         int page = p->n_pages[group];
         uint32_t slot = 0;
-        bool is_wanted = group == KV_TARGET_FULL || (p->has_draft && page >= p->first_sliding) ||
-                         (p->has_draft && group == KV_DRAFT_FULL);
+        bool is_wanted =
+            group == KV_TARGET_FULL || (p->has_draft && (group == KV_DRAFT_FULL || page >= p->first_sliding));
 
         if (is_wanted) {
             r = kv_store_take(p->store, group, &slot);

@@ -37,7 +37,7 @@ struct seq_stats {
     int n_steps, n_proposed, n_accepted; /* verify passes, and drafts in them */
     int n_by_steps;                      /* tokens that verify passes committed */
     int n_preempted;
-    uint64_t submitted_us, restore_us /* began */, restored_us, admitted_us, fed_us, first_token_us, ended_us;
+    uint64_t restore_us /* began */, restored_us, admitted_us, first_token_us;
 };
 
 struct seq_calls {

@@ -17,11 +17,24 @@ struct found service_find(const struct service *service, const struct kv_key *ke
                           int n_pages) {
     const struct pair *pair = &service->pair;
     struct kv_match match;
-    int n;
+    uint32_t n, n_device;
 
-    kv_store_lookup(pair->store, keys, tokens, (uint32_t)n_pages, &match);
-    n = pair->restores ? (int)kv_restores_lookup(pair->restores, keys, tokens, (uint32_t)n_pages) : 0;
-    return (struct found){(int)match.n_tokens, max_int(0, n - (int)match.n_tokens)};
+    if (!pair->restores) {
+        kv_store_lookup(pair->store, keys, tokens, (uint32_t)n_pages, &match);
+        return (struct found){(int)match.n_tokens, 0};
+    }
+    n = kv_restores_lookup(pair->restores, keys, tokens, (uint32_t)n_pages, &n_device);
+    return (struct found){(int)n_device, (int)(n - n_device)};
+}
+
+void service_write_tiers(struct wire_out *out, struct found found) {
+    wire_map(out, 3);
+    wire_key(out, "device");
+    wire_int(out, found.device);
+    wire_key(out, "host");
+    wire_int(out, found.host);
+    wire_key(out, "disk");
+    wire_int(out, 0);
 }
 
 bool service_is_progressing(const struct service *service) {

@@ -52,6 +52,8 @@ struct found {
     int device, host;
 };
 struct found service_find(const struct service *service, const struct kv_key *keys, const int32_t *tokens, int n_pages);
+/* Writes the map {device, host, disk}. */
+void service_write_tiers(struct wire_out *out, struct found found);
 
 /* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);

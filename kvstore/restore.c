@@ -11,6 +11,7 @@ struct item { /* one copy */
     uint32_t page;
     uint32_t record; /* of the shelf, pinned */
     uint32_t slot;   /* of the device, private */
+    const void *src; /* where its record's copy lies while it is pinned */
     enum kv_group group;
 };
 
@@ -81,10 +82,10 @@ static struct kv_page_name name_of(const struct kv_key *keys, const int32_t *tok
 }
 
 uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
-                            uint32_t n_pages) {
+                            uint32_t n_pages, uint32_t *ret_n_device) {
     const struct kv_index *index = &restores->options.store->index;
     const struct kv_shelf *shelf = restores->options.shelf;
-    uint32_t device = KV_NO_RECORD, n_found = 0;
+    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0;
     bool on_device = true; /* the index is whole from its first page on */
 
     for (uint32_t page = 0; page < n_pages; page++) {
@@ -97,9 +98,12 @@ uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_
         }
         if (!on_device && !kv_shelf_has(shelf, below, KV_TARGET_FULL))
             break;
-        if ((on_device && kv_index_has(index, device, KV_TARGET_STATE)) || kv_shelf_has(shelf, below, KV_TARGET_STATE))
+        if (on_device && kv_index_has(index, device, KV_TARGET_STATE))
+            n_device = n_found = page + 1;
+        else if (kv_shelf_has(shelf, below, KV_TARGET_STATE))
             n_found = page + 1;
     }
+    *ret_n_device = n_device * PAGE_TOKENS;
     return n_found * PAGE_TOKENS;
 }
 
@@ -115,7 +119,7 @@ static bool take(struct kv_restore *restore, uint32_t page, uint32_t record, enu
     item->page = page;
     item->record = record;
     item->group = group;
-    kv_shelf_pin(o->shelf, record, group);
+    item->src = kv_shelf_pin(o->shelf, record, group);
     restore->n_items++;
     return true;
 }
@@ -168,14 +172,9 @@ static bool send(struct kv_restore *restore) {
     restore->batch.n = 0;
     while (restore->batch.n < KV_COPIES_MAX && restore->n_sent < restore->n_items) {
         const struct item *item = &restore->items[restore->n_sent++];
-        const struct kv_store_group *group = &o->store->group[item->group];
 
-        /* It is pinned already; pinning once more tells where it lies. */
-        const void *src = kv_shelf_pin(o->shelf, item->record, item->group);
-
-        kv_shelf_unpin(o->shelf, item->record, item->group);
-        restore->batch.transfers[restore->batch.n++] =
-            (struct kv_transfer){(char *)group->arena + (size_t)item->slot * group->slot_bytes, src, group->slot_bytes};
+        restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
+            kv_store_slot(o->store, item->group, item->slot), item->src, o->store->group[item->group].slot_bytes};
     }
     return o->copier.submit(o->copier.user, &restore->batch) == 0;
 }

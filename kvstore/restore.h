@@ -25,9 +25,10 @@ struct kv_restores_options {
 int kv_restores_open(const struct kv_restores_options *options, struct kv_restores **ret_restores);
 void kv_restores_close(struct kv_restores *restores); /* none is on its way */
 
-/* What a prompt of these pages finds on the device and below together: a multiple of PAGE_TOKENS. */
+/* What a prompt of these pages finds on the device and below together, and what on the device alone, as
+ * kv_store_lookup() would: tokens, multiples of PAGE_TOKENS. */
 uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
-                            uint32_t n_pages);
+                            uint32_t n_pages, uint32_t *ret_n_device);
 
 /* Begins to bring n_pages pages and the restore point at their end, as kv_restores_lookup() found them. keys and tokens
  * stay as they are until the end. E_BUSY: as many are on their way as may be; E_FULL: the device has no slots for it.

@@ -74,10 +74,6 @@ void kv_spill_close(struct kv_spill *spill) {
 
 /* ---- batches -------------------------------------------------------------------------------------------------------- */
 
-static const void *device_bytes(const struct kv_store *store, enum kv_group group, uint32_t slot) {
-    return (const char *)store->group[group].arena + (size_t)slot * store->group[group].slot_bytes;
-}
-
 static void add(struct job *job, const struct kv_page_name *name, enum kv_group group, uint32_t device_slot) {
     struct kv_spill *spill = job->spill;
     struct item *item = &job->items[job->batch.n];
@@ -89,7 +85,7 @@ static void add(struct job *job, const struct kv_page_name *name, enum kv_group 
         return;
     item->group = group;
     job->batch.transfers[job->batch.n++] =
-        (struct kv_transfer){payload, device_bytes(spill->options.store, group, device_slot),
+        (struct kv_transfer){payload, kv_store_slot(spill->options.store, group, device_slot),
                              kv_shelf_payload_bytes(spill->options.shelf, group)};
 }
 

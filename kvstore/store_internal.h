@@ -24,6 +24,11 @@ struct kv_store {
     uint8_t fingerprint[KV_KEY_BYTES], secret[KV_KEY_BYTES];
 };
 
+/* Where a slot's bytes lie in device memory. */
+static inline void *kv_store_slot(const struct kv_store *store, enum kv_group group, uint32_t slot) {
+    return (char *)store->group[group].arena + (size_t)slot * store->group[group].slot_bytes;
+}
+
 /* What the group needs least leaves the index. Returns the bytes of all slots that became free; 0: nothing may leave. */
 uint64_t kv_store_evict_first(struct kv_store *store, enum kv_group group);
 

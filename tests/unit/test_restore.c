@@ -190,7 +190,13 @@ static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint
 }
 
 static uint32_t lookup(const struct rig *rig, const struct kv_seq *seq) {
-    return kv_restores_lookup(rig->restores, seq->keys, seq->tokens, seq->n_pages) / PAGE_TOKENS;
+    struct kv_match match;
+    uint32_t n_device, n;
+
+    n = kv_restores_lookup(rig->restores, seq->keys, seq->tokens, seq->n_pages, &n_device);
+    kv_store_lookup(rig->kv.store, seq->keys, seq->tokens, seq->n_pages, &match);
+    assert_int_equal(n_device, match.n_tokens);
+    return n / PAGE_TOKENS;
 }
 
 static int start(struct rig *rig, const struct kv_seq *seq, uint32_t n_pages) {
