@@ -121,7 +121,17 @@ static int open_model(struct pair *pair, struct model_options *options, struct r
     return r == 0 ? 0 : report_error(report, r, "%s: out of memory", options->target_folder);
 }
 
-static int open_store(struct pair *pair, const struct model_options *options, struct report *report) {
+/* Pages on disk are found again with the same secret only; where none outlive the process, nor does it. */
+static int get_secret(const struct cache_folder *folder, uint8_t ret_secret[KV_KEY_BYTES]) {
+    if (folder) {
+        memcpy(ret_secret, folder->secret.bytes, KV_KEY_BYTES);
+        return 0;
+    }
+    return getrandom(ret_secret, KV_KEY_BYTES, 0) == KV_KEY_BYTES ? 0 : -EIO;
+}
+
+static int open_store(struct pair *pair, const struct model_options *options, const struct cache_folder *folder,
+                      struct report *report) {
     const struct memplan *plan = &pair->plan;
     struct kv_store_options store = {.backend = pair->backend,
                                      .device = pair->device,
@@ -135,13 +145,14 @@ static int open_store(struct pair *pair, const struct model_options *options, st
     for (int i = 0; i < KV_KEY_BYTES; i++)
         snprintf(pair->fingerprint + 2 * i, 3, "%02x", store.fingerprint[i]);
     pair->fingerprint[2 * 16] = '\0'; /* the digest has 128 bits */
-    if (getrandom(store.secret, sizeof store.secret, 0) != (ssize_t)sizeof store.secret)
+    if (get_secret(folder, store.secret) != 0)
         return report_error(report, -EIO, "the kernel gives no random bytes: %s", strerror(errno));
     for (int g = 0; g < KV_GROUP_N; g++) {
         store.group[g].slot_bytes = plan->model.slot_bytes[g];
         store.group[g].n_slots = (uint32_t)plan->n_slots[g];
     }
     r = kv_store_open(&store, &pair->store);
+    explicit_bzero(store.secret, sizeof store.secret);
     return r == 0 ? 0
                   : report_error(report, r, "kv.device_bytes: the pools cannot be reserved: %s; --plan prints them",
                                  strerror(-r));
@@ -222,7 +233,8 @@ static char *last_name(const char *path) {
 }
 
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
-              struct pair_progress *progress, struct pair *ret_pair, struct report *report) {
+              const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
+              struct report *report) {
     struct model_options options = options_of(config);
     struct pair pair = {0};
     struct model_info info;
@@ -242,7 +254,7 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
         r = open_model(&pair, &options, report);
     report_progress(progress, 70, "reserving the cache");
     if (r == 0)
-        r = open_store(&pair, &options, report);
+        r = open_store(&pair, &options, folder, report);
     if (r == 0)
         r = open_tiers(&pair, config, work, report);
     report_progress(progress, 85, "warming up");

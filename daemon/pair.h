@@ -1,6 +1,7 @@
 /* pair: what is loaded: device, model and drafter, tokenizer, store and engine, made from a configuration in the order in
  * which they need each other. Loading blocks and runs on a worker thread; what comes out belongs to the loop. */
 #pragma once
+#include "cache_folder.h"
 #include "config.h"
 #include "copies.h"
 #include "engine.h"
@@ -35,9 +36,11 @@ struct pair_progress {
     const char *what; /* atomic: a literal */
 };
 
-/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. */
+/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. folder: NULL without a
+ * disk tier; outlives the pair. */
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
-              struct pair_progress *progress, struct pair *ret_pair, struct report *report);
+              const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
+              struct report *report);
 /* Stops the device thread; what was on its way is done. The loop then gives out the last results of copies, and closes. */
 void pair_stop(struct pair *pair);
 void pair_close(struct pair *pair);
