@@ -45,10 +45,6 @@ struct engine {
     struct schedule_feed *feed;
 };
 
-static inline uint64_t max_u64(uint64_t a, uint64_t b) {
-    return a > b ? a : b;
-}
-
 /* False: there is nothing to do. */
 bool engine_fill(struct engine *engine, struct plan *plan);
 /* False: what was reported done has not been done; the device is lost. */
