@@ -54,6 +54,7 @@ struct kv_restore {
 
 struct kv_restores {
     struct kv_restores_options options;
+    struct kv_vault *vault;
     struct kv_restore *all; /* [n_restores] */
     struct kv_restores_stats stats;
 };
@@ -101,6 +102,10 @@ void kv_restores_close(struct kv_restores *restores) {
     free(restores);
 }
 
+void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault) {
+    restores->vault = vault;
+}
+
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
 static struct kv_page_name name_of(const struct kv_key *keys, const int32_t *tokens, uint32_t page) {
@@ -125,7 +130,7 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
                         uint32_t n_pages, struct kv_found *ret_found) {
     const struct kv_index *index = &restores->options.store->index;
     const struct kv_shelf *shelf = restores->options.shelf;
-    const struct kv_vault *vault = restores->options.vault;
+    const struct kv_vault *vault = restores->vault;
     uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_disk = 0, n_disk_found = 0;
     bool on_device = true; /* the index is whole from its first page on */
 
@@ -166,7 +171,7 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
     uint32_t record = kv_shelf_find(o->shelf, &name);
     bool is_on_host = kv_shelf_has(o->shelf, record, group);
 
-    if (!is_on_host && (!o->vault || !kv_vault_has(o->vault, &name, group)))
+    if (!is_on_host && (!restore->restores->vault || !kv_vault_has(restore->restores->vault, &name, group)))
         return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
         return TAKE_FULL;
@@ -178,7 +183,7 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
         item->src = kv_shelf_pin(o->shelf, record, group);
     } else {
         item->state = ITEM_ON_DISK;
-        kv_vault_pin(o->vault, &name, group, &item->record);
+        kv_vault_pin(restore->restores->vault, &name, group, &item->record);
     }
     restore->n_items++;
     return TAKEN;
@@ -188,7 +193,7 @@ static void let_go_below(struct kv_restore *restore, struct item *item) {
     struct kv_restores_options *o = &restore->restores->options;
 
     if (item->state == ITEM_ON_DISK || item->state == ITEM_READING)
-        kv_vault_unpin(o->vault, item->record);
+        kv_vault_unpin(restore->restores->vault, item->record);
     else if (item->state != ITEM_DONE)
         kv_shelf_unpin(o->shelf, item->record, item->group);
     item->state = ITEM_DONE;
@@ -234,12 +239,24 @@ static struct reading *free_reading(struct kv_restore *restore) {
 static void take_from_shelf(struct kv_restore *restore, struct item *item, uint32_t shelf_record) {
     struct kv_restores_options *o = &restore->restores->options;
 
-    kv_vault_unpin(o->vault, item->record);
+    kv_vault_unpin(restore->restores->vault, item->record);
     item->record = shelf_record;
     item->state = ITEM_ON_HOST;
     item->src = kv_shelf_pin(o->shelf, shelf_record, item->group);
     if ((uint32_t)(item - restore->items) < restore->next_copy)
         restore->next_copy = (uint32_t)(item - restore->items);
+}
+
+/* The drafter does without it; the target does not. */
+static void do_without(struct kv_restore *restore, struct item *item, int why) {
+    if (!kv_group_is_draft(item->group)) {
+        restore->error = restore->error == 0 ? why : restore->error;
+        return;
+    }
+    kv_store_give(restore->restores->options.store, item->group, item->slot);
+    item->slot = KV_NO_SLOT;
+    let_go_below(restore, item);
+    restore->n_done++;
 }
 
 static void read_some(struct kv_restore *restore) {
@@ -261,12 +278,12 @@ static void read_some(struct kv_restore *restore) {
         }
         if (!reading)
             return;
-        r = kv_vault_read(o->vault, &name, item->group, &reading->read);
+        r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
         if (r == KV_VAULT_E_BUSY)
             return;
         if (r != 0) {
-            restore->error = -EIO;
-            return;
+            do_without(restore, item, -EIO);
+            continue;
         }
         item->state = ITEM_READING;
         reading->is_busy = true;
@@ -289,8 +306,8 @@ static void on_read(struct kv_vault_read *read, int result) {
     if (result == 0) {
         restore->restores->stats.n_disk_pages++;
         take_from_shelf(restore, item, kv_shelf_find(o->shelf, &name));
-    } else if (restore->error == 0) {
-        restore->error = result;
+    } else {
+        do_without(restore, item, result);
     }
     step(restore);
 }
@@ -412,7 +429,7 @@ static void step(struct kv_restore *restore) {
     if (restore->error != 0) { /* what is still being read is for others, or for the next time */
         for (int i = 0; i < READS_MAX; i++)
             if (restore->readings[i].is_busy) {
-                kv_vault_read_cancel(restore->restores->options.vault, &restore->readings[i].read);
+                kv_vault_read_cancel(restore->restores->vault, &restore->readings[i].read);
                 restore->readings[i].is_busy = false;
                 restore->n_reading--;
             }
@@ -423,7 +440,9 @@ static void step(struct kv_restore *restore) {
     }
 }
 
-void kv_restores_turn(struct kv_restores *restores) {
+bool kv_restores_turn(struct kv_restores *restores) {
+    uint64_t n_ended = restores->stats.n_done + restores->stats.n_failed;
+
     for (uint32_t i = 0; i < restores->options.n_restores; i++) {
         struct kv_restore *restore = &restores->all[i];
 
@@ -431,6 +450,7 @@ void kv_restores_turn(struct kv_restores *restores) {
             (restore->error != 0 || restore->next_read < restore->n_items))
             step(restore);
     }
+    return restores->stats.n_done + restores->stats.n_failed != n_ended;
 }
 
 void kv_restore_cancel(struct kv_restore *restore) {

@@ -20,7 +20,6 @@ enum { KV_RESTORE_E_BUSY = 1, KV_RESTORE_E_FULL = 2 };
 struct kv_restores_options {
     struct kv_store *store;
     struct kv_shelf *shelf;
-    struct kv_vault *vault; /* NULL: nothing lies further down */
     struct kv_copier copier;
     uint32_t n_restores;  /* at a time */
     uint32_t n_pages_max; /* of a chain */
@@ -28,6 +27,7 @@ struct kv_restores_options {
 
 int kv_restores_open(const struct kv_restores_options *options, struct kv_restores **ret_restores);
 void kv_restores_close(struct kv_restores *restores); /* none is on its way */
+void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault); /* NULL: nothing lies further down */
 
 /* Tokens, multiples of PAGE_TOKENS. */
 struct kv_found {
@@ -50,7 +50,7 @@ uint32_t kv_restore_n_pages(const struct kv_restore *restore); /* that it holds 
 void kv_restore_end(struct kv_restore *restore);               /* after on_done */
 
 /* Once per turn of the loop: those that waited for room on the shelf or for the disk go on. */
-void kv_restores_turn(struct kv_restores *restores);
+bool kv_restores_turn(struct kv_restores *restores); /* true: some ended */
 
 struct kv_restores_stats {
     uint64_t n_done, n_failed, n_copies, bytes; /* copies: to the device */

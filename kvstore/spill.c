@@ -29,6 +29,7 @@ struct job {
 
 struct kv_spill {
     struct kv_spill_options options;
+    struct kv_vault *vault;
     struct job *jobs; /* [n_jobs] */
     struct kv_spill_stats stats;
 };
@@ -72,6 +73,10 @@ void kv_spill_close(struct kv_spill *spill) {
     }
     free(spill->jobs);
     free(spill);
+}
+
+void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault) {
+    spill->vault = vault;
 }
 
 /* ---- batches -------------------------------------------------------------------------------------------------------- */
@@ -139,12 +144,12 @@ static void go_on_to_disk(const struct job *job) {
     struct kv_page_name name;
     uint32_t record;
 
-    if (!o->vault || job->depth == KV_SPILL_TO_HOST || job->lease.n_pages == 0)
+    if (!job->spill->vault || job->depth == KV_SPILL_TO_HOST || job->lease.n_pages == 0)
         return;
     name = name_of(job, job->lease.n_pages - 1);
     record = kv_shelf_find(o->shelf, &name);
     if (kv_shelf_has(o->shelf, record, KV_TARGET_STATE))
-        kv_vault_save(o->vault, record, job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH);
+        kv_vault_save(job->spill->vault, record, job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH);
 }
 
 static void end(struct job *job) {

@@ -15,7 +15,6 @@ struct kv_spill;
 struct kv_spill_options {
     struct kv_store *store;
     struct kv_shelf *shelf;
-    struct kv_vault *vault; /* NULL: nothing goes further down */
     struct kv_copier copier;
     struct kv_work work;
     uint32_t n_jobs;      /* chains on their way at a time */
@@ -24,6 +23,7 @@ struct kv_spill_options {
 
 int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_spill);
 void kv_spill_close(struct kv_spill *spill); /* it is idle */
+void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault); /* NULL: nothing goes further down */
 
 enum kv_spill_depth {
     KV_SPILL_TO_HOST,
