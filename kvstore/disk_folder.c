@@ -143,7 +143,9 @@ static bool is_new(const char *name) {
     return n > n_suffix && strcmp(name + n - n_suffix, NEW_SUFFIX) == 0;
 }
 
-int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user) {
+/* Every name of one kind: those under construction, or all others. */
+static int list(const struct disk_folder *folder, bool new_ones, void (*each)(void *user, const char *name),
+                void *user) {
     int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
@@ -156,12 +158,28 @@ int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, 
         return r;
     }
     while (errno = 0, (entry = readdir(dir)) != NULL) { /* NOLINT(concurrency-mt-unsafe): the stream is ours */
-        if (entry->d_name[0] != '.' && strcmp(entry->d_name, LOCK_NAME) != 0 && !is_new(entry->d_name))
+        if (entry->d_name[0] != '.' && strcmp(entry->d_name, LOCK_NAME) != 0 && is_new(entry->d_name) == new_ones)
             each(user, entry->d_name);
     }
     r = -errno;
     closedir(dir);
     return r;
+}
+
+int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user) {
+    return list(folder, false, each, user);
+}
+
+static void remove_name(void *user, const char *name) {
+    const struct disk_folder *folder = user;
+
+    unlinkat(folder->fd, name, 0);
+}
+
+void disk_folder_clean(const struct disk_folder *folder) {
+    struct disk_folder mine = *folder;
+
+    list(folder, true, remove_name, &mine);
 }
 
 /* ---- small files ------------------------------------------------------------------------------------------------- */

@@ -31,6 +31,8 @@ int disk_folder_check(const struct disk_folder *folder, const char *path);
 
 /* Every name except the lock, files under construction and dots. */
 int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user);
+/* Removes what a crash left under construction, as far as that works. Nothing may be under construction now. */
+void disk_folder_clean(const struct disk_folder *folder);
 
 /* ---- small files, read and replaced as a whole ---- */
 
