@@ -1,14 +1,13 @@
 #include "costs.h"
 
-static const double WEIGHT = 0.2;  /* of the newest measurement */
-static const double FORGET = 0.95; /* of the price of a restore, with each refusal */
+static const double WEIGHT = 0.2;      /* of the newest measurement */
+static const double FORGET = 0.95;     /* of the price of a restore, with each refusal */
 static const double WORTH_SHARE = 0.7; /* of the time to compute it that reading may take, to be worth writing */
 static const double FIRST_US_PER_BYTE = 1e-3;
 
 void costs_init(struct costs *costs, double us_per_token) {
-    *costs = (struct costs){.us_per_token = us_per_token,
-                            .us_per_host_byte = FIRST_US_PER_BYTE,
-                            .us_per_disk_byte = FIRST_US_PER_BYTE};
+    *costs = (struct costs){
+        .us_per_token = us_per_token, .us_per_host_byte = FIRST_US_PER_BYTE, .us_per_disk_byte = FIRST_US_PER_BYTE};
 }
 
 static void approach(double *average, double us, double n) {

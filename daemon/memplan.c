@@ -179,8 +179,8 @@ void memplan_host(const struct memplan_model *m, uint64_t host_bytes, uint32_t a
         slot_bytes[g] = format_slot_bytes(m->slot_bytes[g], alignment);
     ret_slots[KV_DRAFT_SLIDING] = slots_of(sliding, slot_bytes[KV_DRAFT_SLIDING]);
     ret_slots[KV_TARGET_STATE] = slots_of(states, slot_bytes[KV_TARGET_STATE]);
-    ret_slots[KV_TARGET_FULL] = slots_of(host_bytes - states - sliding,
-                                         (uint64_t)slot_bytes[KV_TARGET_FULL] + slot_bytes[KV_DRAFT_FULL]);
+    ret_slots[KV_TARGET_FULL] =
+        slots_of(host_bytes - states - sliding, (uint64_t)slot_bytes[KV_TARGET_FULL] + slot_bytes[KV_DRAFT_FULL]);
     ret_slots[KV_DRAFT_FULL] = m->slot_bytes[KV_DRAFT_FULL] > 0 ? ret_slots[KV_TARGET_FULL] : 0;
 }
 

@@ -156,8 +156,7 @@ enum { SPILLS = 8, RESTORES = 8 /* on their way at a time */ };
 static int open_tiers(struct pair *pair, const struct config *config, const struct kv_work *work,
                       struct report *report) {
     uint32_t n_pages = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS), n_slots[KV_GROUP_N];
-    struct kv_shelf_options shelf = {
-        .backend = pair->backend, .device = pair->device, .alignment = pair->alignment};
+    struct kv_shelf_options shelf = {.backend = pair->backend, .device = pair->device, .alignment = pair->alignment};
     struct kv_spill_options spill = {.store = pair->store, .work = *work, .n_jobs = SPILLS, .n_pages_max = n_pages};
     struct kv_restores_options restores = {.store = pair->store, .n_restores = RESTORES, .n_pages_max = n_pages};
     int r = device_thread_start(pair->backend, pair->device, &pair->thread);
@@ -203,8 +202,7 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
                                        .work = work,
                                        .shelf = pair->shelf,
                                        .disk_bytes = config->kv.disk_bytes,
-                                       .n_pages_max =
-                                           (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS),
+                                       .n_pages_max = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS),
                                        .n_pages_min = (uint32_t)config->kv.disk_min_tokens / PAGE_TOKENS,
                                        .write_bytes_per_day = config->kv.disk_write_bytes_per_day,
                                        .deadline_us = (uint64_t)config->kv.disk_timeout_ms * 1000,
@@ -215,11 +213,10 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
 
     for (int g = 0; g < KV_GROUP_N; g++) {
         options.group[g].slot_bytes = (uint32_t)kv_shelf_slot_bytes(pair->shelf, (enum kv_group)g);
-        options.group[g].share =
-            g == KV_TARGET_STATE ? STATES_SHARE
-            : g == KV_DRAFT_SLIDING
-                ? SLIDING_SHARE
-                : (uint32_t)div_ceil(PAGES_SHARE * pair->plan.model.slot_bytes[g], page_bytes);
+        options.group[g].share = g == KV_TARGET_STATE ? STATES_SHARE
+                                 : g == KV_DRAFT_SLIDING
+                                     ? SLIDING_SHARE
+                                     : (uint32_t)div_ceil(PAGES_SHARE * pair->plan.model.slot_bytes[g], page_bytes);
         if (kv_shelf_memory(pair->shelf, (enum kv_group)g, &buffers[options.n_buffers].start,
                             &buffers[options.n_buffers].bytes))
             options.n_buffers++;

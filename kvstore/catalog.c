@@ -16,7 +16,7 @@ enum record_state {
 
 struct record {
     uint8_t key[KEY_PREFIX_BYTES];
-    uint32_t next; /* in its chain of the hash table */
+    uint32_t next;         /* in its chain of the hash table */
     uint32_t older, newer; /* in its group, of those that are STORED and unpinned */
     uint32_t page_idx, uid, slot, segment;
     uint32_t n_pins;

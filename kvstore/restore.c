@@ -446,8 +446,7 @@ bool kv_restores_turn(struct kv_restores *restores) {
     for (uint32_t i = 0; i < restores->options.n_restores; i++) {
         struct kv_restore *restore = &restores->all[i];
 
-        if (restore->is_used && restore->n_items > 0 &&
-            (restore->error != 0 || restore->next_read < restore->n_items))
+        if (restore->is_used && restore->n_items > 0 && (restore->error != 0 || restore->next_read < restore->n_items))
             step(restore);
     }
     return restores->stats.n_done + restores->stats.n_failed != n_ended;

@@ -26,7 +26,7 @@ struct kv_restores_options {
 };
 
 int kv_restores_open(const struct kv_restores_options *options, struct kv_restores **ret_restores);
-void kv_restores_close(struct kv_restores *restores); /* none is on its way */
+void kv_restores_close(struct kv_restores *restores);                             /* none is on its way */
 void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault); /* NULL: nothing lies further down */
 
 /* Tokens, multiples of PAGE_TOKENS. */

@@ -154,8 +154,8 @@ uint32_t kv_shelf_find(const struct kv_shelf *shelf, const struct kv_page_name *
 uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx) {
     uint32_t r = *chain_of(shelf, key);
 
-    while (r != KV_NO_RECORD && (shelf->records[r].page_idx != page_idx ||
-                                 memcmp(&shelf->records[r].key, key, sizeof *key) != 0))
+    while (r != KV_NO_RECORD &&
+           (shelf->records[r].page_idx != page_idx || memcmp(&shelf->records[r].key, key, sizeof *key) != 0))
         r = shelf->records[r].next;
     return r;
 }

@@ -149,7 +149,8 @@ static void go_on_to_disk(const struct job *job) {
     name = name_of(job, job->lease.n_pages - 1);
     record = kv_shelf_find(o->shelf, &name);
     if (kv_shelf_has(o->shelf, record, KV_TARGET_STATE))
-        kv_vault_save(job->spill->vault, record, job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH);
+        kv_vault_save(job->spill->vault, record,
+                      job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH);
 }
 
 static void end(struct job *job) {

@@ -22,7 +22,7 @@ struct kv_spill_options {
 };
 
 int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_spill);
-void kv_spill_close(struct kv_spill *spill); /* it is idle */
+void kv_spill_close(struct kv_spill *spill);                             /* it is idle */
 void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault); /* NULL: nothing goes further down */
 
 enum kv_spill_depth {

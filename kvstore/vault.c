@@ -295,8 +295,7 @@ static void probe_turn(struct kv_vault *vault) {
     vault->probe.has_slot = vault->probe.is_reading = false;
     for (int g = 0; !vault->probe.has_slot && g < KV_GROUP_N; g++) {
         vault->probe.group = (enum kv_group)g;
-        vault->probe.has_slot =
-            segment_take(vault->segments, (enum kv_group)g, KV_NO_SLOT, &vault->probe.slot) == 0;
+        vault->probe.has_slot = segment_take(vault->segments, (enum kv_group)g, KV_NO_SLOT, &vault->probe.slot) == 0;
     }
     if (vault->probe.has_slot) {
         vault->probe.op.kind = DISK_WRITE;

@@ -14,7 +14,8 @@ enum {
     VAULT_SYNCS = 4,   /* segments */
     VAULT_BLANKS = 4,  /* headers */
     VAULT_QUEUE = 256, /* chains that wait to be saved */
-    VAULT_OPS = VAULT_WRITES + VAULT_READS + VAULT_SCANS + VAULT_SYNCS + VAULT_BLANKS + 3, /* a file, a probe, a check */
+    VAULT_OPS =
+        VAULT_WRITES + VAULT_READS + VAULT_SCANS + VAULT_SYNCS + VAULT_BLANKS + 3, /* a file, a probe, a check */
 };
 
 struct vault_write { /* a page on its way down */
@@ -143,7 +144,7 @@ struct kv_vault {
     struct {
         uint32_t slot;
         enum kv_group group;
-    } *to_blank; /* [n_records_max] stack */
+    } * to_blank; /* [n_records_max] stack */
     uint32_t n_to_blank;
     struct vault_blank blanks[VAULT_BLANKS];
     struct {
@@ -193,7 +194,7 @@ void vault_save_turn(struct kv_vault *vault);
 bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group);
 void vault_stored_in(struct kv_vault *vault, uint32_t segment, uint32_t bytes);
 void vault_sync_turn(struct kv_vault *vault);
-uint64_t vault_sync_due_us(const struct kv_vault *vault);        /* 0: nothing is to be synced */
+uint64_t vault_sync_due_us(const struct kv_vault *vault);          /* 0: nothing is to be synced */
 bool vault_is_synced(const struct kv_vault *vault, uint64_t tick); /* all that was stored by then */
 
 void vault_read_init(struct kv_vault *vault);

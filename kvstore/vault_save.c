@@ -82,8 +82,8 @@ static bool collect(struct kv_vault *vault, uint32_t record) {
             }
         }
         vault->save.records[page] = record;
-        has_draft = has_draft && (kv_shelf_payload_bytes(shelf, KV_DRAFT_FULL) == 0 ||
-                                  kv_shelf_has(shelf, record, KV_DRAFT_FULL));
+        has_draft = has_draft &&
+                    (kv_shelf_payload_bytes(shelf, KV_DRAFT_FULL) == 0 || kv_shelf_has(shelf, record, KV_DRAFT_FULL));
         if (has_draft)
             vault->save.draft_first_page = page;
         if (page == 0)
@@ -182,17 +182,17 @@ static void on_late_write(struct disk_op *op) {
 static void write_header(struct kv_vault *vault, const struct vault_write *write, void *block) {
     struct kv_page_name name = kv_shelf_name(vault->options.shelf, write->shelf_record);
     uint64_t sequence = ++vault->write_sequence;
-    struct format_slot slot = {
-        .write_sequence = sequence,
-        .generation = sequence,
-        .group = write->group,
-        .key = name.key,
-        .page_idx = name.page_idx,
-        .uid = name.uid,
-        .draft_first_page = write->group == KV_TARGET_STATE ? vault->save.draft_first_page : 0,
-        .saved_unix_s = (uint64_t)time(NULL),
-        .payload_bytes = (uint32_t)kv_shelf_payload_bytes(vault->options.shelf, write->group),
-        .payload_checksum = kv_shelf_checksum(vault->options.shelf, write->shelf_record, write->group)};
+    struct format_slot slot = {.write_sequence = sequence,
+                               .generation = sequence,
+                               .group = write->group,
+                               .key = name.key,
+                               .page_idx = name.page_idx,
+                               .uid = name.uid,
+                               .draft_first_page = write->group == KV_TARGET_STATE ? vault->save.draft_first_page : 0,
+                               .saved_unix_s = (uint64_t)time(NULL),
+                               .payload_bytes = (uint32_t)kv_shelf_payload_bytes(vault->options.shelf, write->group),
+                               .payload_checksum =
+                                   kv_shelf_checksum(vault->options.shelf, write->shelf_record, write->group)};
 
     memcpy(slot.store_id, vault->options.store_id, sizeof slot.store_id);
     memcpy(slot.fingerprint, vault->options.fingerprint, sizeof slot.fingerprint);

@@ -6,8 +6,7 @@
 static void on_check(struct kv_work_item *work) {
     struct kv_vault *vault = container_of(work, struct kv_vault, verify.work);
 
-    vault->verify.result =
-        vault_hold_against(vault, vault->verify.group, vault->verify.buffer, &vault->verify.header);
+    vault->verify.result = vault_hold_against(vault, vault->verify.group, vault->verify.buffer, &vault->verify.header);
 }
 
 static void step_over(struct kv_vault *vault, bool is_damaged, bool is_unread) {
@@ -35,8 +34,8 @@ static void on_checked(struct kv_work_item *work) {
 
     vault->n_work--;
     step_over(vault,
-              vault->verify.result != 0 || !catalog_is(vault->catalog, vault->verify.record, &header->key,
-                                                       header->page_idx, header->group),
+              vault->verify.result != 0 ||
+                  !catalog_is(vault->catalog, vault->verify.record, &header->key, header->page_idx, header->group),
               false);
 }
 
