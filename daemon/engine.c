@@ -55,6 +55,17 @@ bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages) {
     return true;
 }
 
+enum kv_spill_depth engine_depth(const struct engine *engine, uint32_t n_pages, bool is_likely) {
+    const struct kv_geometry *groups = engine->info->groups;
+    uint64_t bytes = n_pages * (groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes) +
+                     engine->info->state.slot_bytes;
+
+    return is_likely && (engine->options.restore_always ||
+                         costs_worth_saving(&engine->costs, (int)n_pages * PAGE_TOKENS, bytes))
+               ? KV_SPILL_TO_DISK
+               : KV_SPILL_TO_HOST;
+}
+
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot) {
     struct seq_pages *pages = &engine->pages[seq->slot];
     int n_pages = n_tokens / PAGE_TOKENS;
@@ -65,7 +76,8 @@ void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32
     }
     pages_publish(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys}, n_tokens, state_slot);
     if (engine->options.spill && state_slot != KV_NO_SLOT && pages->lease.n_pages >= (uint32_t)n_pages)
-        kv_spill_start(engine->options.spill, &pages->lease, (uint32_t)n_pages);
+        kv_spill_start(engine->options.spill, &pages->lease, (uint32_t)n_pages, seq->uid,
+                       engine_depth(engine, (uint32_t)n_pages, seq->is_kept));
 }
 
 /* What is committed becomes findable: up to the held restore point with it, the rest for the sake of branches. Pages
@@ -138,6 +150,7 @@ static void settle(struct engine *engine, struct seq *seq) {
     seq->is_granted = false;
     seq->restore_plan = 0;
     seq->was_restored = false;
+    seq->found = (struct kv_found){0};
     waiting_put(&engine->waiting, seq);
 }
 

@@ -79,7 +79,8 @@ static void count_result(struct gen *gen, enum proto_finish finish) {
     metrics_add(m, METRIC_REQUESTS, (int)finish, 1);
     metrics_add(m, METRIC_PROMPT_TOKENS, 0, gen->seq->n_prompt);
     metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_DEVICE, s->n_cached - s->n_restored);
-    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_HOST, s->n_restored);
+    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_HOST, s->n_restored - s->n_from_disk);
+    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_DISK, s->n_from_disk);
     metrics_add(m, METRIC_RECOMPUTED_TOKENS, 0, s->n_recomputed);
     metrics_add(m, METRIC_DRAFT_STEPS, 0, s->n_steps);
     metrics_add(m, METRIC_DRAFT_PROPOSED, 0, s->n_proposed);
@@ -356,6 +357,7 @@ static bool take_session(struct gen *gen) {
     struct sessions *sessions = gen->service->sessions;
     struct session *session;
 
+    gen->build.uid = sessions_namespace(sessions, gen->uid);
     if (p->session.n == 0)
         return sessions_root(sessions, gen->uid, &gen->build.root) == 0;
     session = sessions_find(sessions, gen->uid, p->session);

@@ -7,7 +7,9 @@
 #include "engine.h"
 #include "memplan.h"
 #include "output.h"
+#include "digest.h"
 #include "prompt.h"
+#include "secret.h"
 
 struct pair {
     const struct backend *backend;
@@ -24,6 +26,9 @@ struct pair {
     struct kv_shelf *shelf; /* this and the next two: NULL without a host tier */
     struct kv_spill *spill;
     struct kv_restores *restores;
+    struct kv_vault *vault; /* NULL without a disk tier */
+    uint32_t alignment;     /* of the host tier's slots */
+    uint8_t drafter[KV_DIGEST_BYTES], fingerprint_bytes[KV_KEY_BYTES];
     struct engine *engine;
     bool default_thinking;
     char *name, *draft_name;                /* of the folders */
@@ -41,6 +46,10 @@ struct pair_progress {
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
               const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
               struct report *report);
+/* The disk tier, below a host tier that is open already; on the loop. */
+int pair_open_disk(struct pair *pair, const struct config *config, const struct disk_folder *segments,
+                   const struct secret *secret, const struct kv_work *work, uint64_t (*now_us)(void),
+                   struct report *report);
 /* Stops the device thread; what was on its way is done. The loop then gives out the last results of copies, and closes. */
 void pair_stop(struct pair *pair);
 void pair_close(struct pair *pair);

@@ -17,14 +17,17 @@ struct found service_find(const struct service *service, const struct kv_key *ke
                           int n_pages) {
     const struct pair *pair = &service->pair;
     struct kv_match match;
-    uint32_t n, n_device;
+    struct kv_found found;
+    int n_below;
 
     if (!pair->restores) {
         kv_store_lookup(pair->store, keys, tokens, (uint32_t)n_pages, &match);
-        return (struct found){(int)match.n_tokens, 0};
+        return (struct found){.device = (int)match.n_tokens};
     }
-    n = kv_restores_lookup(pair->restores, keys, tokens, (uint32_t)n_pages, &n_device);
-    return (struct found){(int)n_device, (int)(n - n_device)};
+    kv_restores_lookup(pair->restores, keys, tokens, (uint32_t)n_pages, &found);
+    n_below = (int)(found.n_tokens - found.n_device_tokens);
+    return (struct found){(int)found.n_device_tokens, n_below - min_int(n_below, (int)found.n_disk_tokens),
+                          min_int(n_below, (int)found.n_disk_tokens)};
 }
 
 void service_write_tiers(struct wire_out *out, struct found found) {
@@ -34,7 +37,7 @@ void service_write_tiers(struct wire_out *out, struct found found) {
     wire_key(out, "host");
     wire_int(out, found.host);
     wire_key(out, "disk");
-    wire_int(out, 0);
+    wire_int(out, found.disk);
 }
 
 bool service_is_progressing(const struct service *service) {

@@ -51,7 +51,7 @@ uint64_t service_now_us(void); /* monotonic */
 
 /* What a prompt of n_pages pages would find: tokens from each tier. */
 struct found {
-    int device, host;
+    int device, host, disk;
 };
 struct found service_find(const struct service *service, const struct kv_key *keys, const int32_t *tokens, int n_pages);
 /* Writes the map {device, host, disk}. */

@@ -52,9 +52,13 @@ int sessions_count(const struct sessions *s) {
     return s->n;
 }
 
+uint32_t sessions_namespace(const struct sessions *s, uid_t uid) {
+    return s->options.has_shared_prefixes ? UINT32_MAX : uid;
+}
+
 int sessions_root(const struct sessions *s, uid_t uid, struct kv_key *ret_root) {
     /* (uid_t)-1 is no user: chown and setuid take it for "leave as it is". */
-    return kv_store_root(s->options.store, s->options.has_shared_prefixes ? (uid_t)-1 : uid, ret_root);
+    return kv_store_root(s->options.store, sessions_namespace(s, uid), ret_root);
 }
 
 static int count_of(const struct sessions *s, uid_t uid) {

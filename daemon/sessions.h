@@ -73,5 +73,6 @@ void sessions_hold_again(struct sessions *sessions, struct session *session);
 int sessions_pin(struct sessions *sessions, struct session *session);
 void sessions_unpin(struct sessions *sessions, struct session *session);
 
-/* The namespace of a user. */
+/* The namespace of a user: whose pages his are, and the root of their keys. */
+uint32_t sessions_namespace(const struct sessions *sessions, uid_t uid);
 int sessions_root(const struct sessions *sessions, uid_t uid, struct kv_key *ret_root);

@@ -33,6 +33,10 @@ uint32_t catalog_find(const struct catalog *catalog, const struct kv_key *key, u
 /* Also one that is being written. */
 bool catalog_knows(const struct catalog *catalog, const struct kv_key *key, uint32_t page_idx, enum kv_group group);
 
+/* Whether the record is of this name, as far as it knows. */
+bool catalog_is(const struct catalog *catalog, uint32_t record, const struct kv_key *key, uint32_t page_idx,
+                enum kv_group group);
+
 /* WRITING. E_EXISTS: it is known. E_FULL: no record is free; the caller evicts. */
 int catalog_put(struct catalog *catalog, const struct catalog_entry *entry, uint32_t *ret_record);
 /* tick: of this storing; ascending. The most recently used. */
@@ -42,6 +46,8 @@ struct catalog_view {
     enum kv_group group;
     uint32_t slot, segment, page_idx, uid;
     uint64_t stored_tick;
+    uint64_t used; /* ascending over all groups: when it came or was last needed */
+    bool was_read; /* pinned once at least */
 };
 struct catalog_view catalog_look(const struct catalog *catalog, uint32_t record);
 

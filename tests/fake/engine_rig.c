@@ -130,7 +130,8 @@ static int put_work(void *user, struct kv_work_item *item) {
 static void open_below(struct engine_rig *rig) {
     const struct model_info *info = model_info(rig->pair->model);
     uint32_t n_pages_max = (uint32_t)div_ceil((uint64_t)rig->options.n_context, PAGE_TOKENS);
-    struct kv_shelf_options shelf = {.backend = rig->pair->backend, .device = rig->pair->device};
+    struct kv_shelf_options shelf = {
+        .backend = rig->pair->backend, .device = rig->pair->device, .alignment = FORMAT_ALIGN_MIN};
     struct kv_spill_options spill = {
         .store = rig->store, .work = {put_work, rig}, .n_jobs = ENGINE_RIG_WORKS_MAX, .n_pages_max = n_pages_max};
     struct kv_restores_options restores = {.store = rig->store, .n_restores = 2, .n_pages_max = n_pages_max};
