@@ -195,10 +195,11 @@ static int open_tiers(struct pair *pair, const struct config *config, const stru
 
 enum { PAGES_SHARE = 75, STATES_SHARE = 20, SLIDING_SHARE = 5 /* of kv.disk_bytes, in percent */ };
 
-int pair_open_disk(struct pair *pair, const struct config *config, const struct disk_folder *segments,
-                   const struct secret *secret, const struct kv_work *work, uint64_t (*now_us)(void),
+int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
+                   const struct kv_work *work, uint64_t (*now_us)(void),
+                   void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user,
                    struct report *report) {
-    struct kv_vault_options options = {.folder = segments,
+    struct kv_vault_options options = {.folder = &folder->segments,
                                        .work = work,
                                        .shelf = pair->shelf,
                                        .disk_bytes = config->kv.disk_bytes,
@@ -206,7 +207,9 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
                                        .n_pages_min = (uint32_t)config->kv.disk_min_tokens / PAGE_TOKENS,
                                        .write_bytes_per_day = config->kv.disk_write_bytes_per_day,
                                        .deadline_us = (uint64_t)config->kv.disk_timeout_ms * 1000,
-                                       .now_us = now_us};
+                                       .now_us = now_us,
+                                       .on_saved = on_saved,
+                                       .user = user};
     uint64_t page_bytes = pair->plan.model.slot_bytes[KV_TARGET_FULL] + pair->plan.model.slot_bytes[KV_DRAFT_FULL];
     struct disk_buffer buffers[KV_GROUP_N];
     int r;
@@ -222,7 +225,7 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
             options.n_buffers++;
     }
     options.buffers = buffers;
-    memcpy(options.store_id, secret->store_id, sizeof options.store_id);
+    memcpy(options.store_id, folder->secret.store_id, sizeof options.store_id);
     memcpy(options.fingerprint, pair->fingerprint_bytes, sizeof options.fingerprint);
     memcpy(options.drafter, pair->drafter, sizeof options.drafter);
     r = kv_vault_open(&options, &pair->vault);

@@ -12,6 +12,7 @@
 #include "later.h"
 #include "reload.h"
 #include "server.h"
+#include "tiers.h"
 #include "uvwork.h"
 #include "watch.h"
 
@@ -59,6 +60,7 @@ static void on_server_closed(void *user) {
     }
     for (size_t i = 0; i < ARRAY_LEN(p->watches); i++)
         watch_stop(p->watches[i]);
+    tiers_stop(&p->service);
     uv_close((uv_handle_t *)&p->tick, NULL);
     uv_close((uv_handle_t *)&p->watchdog, NULL);
     uv_close((uv_handle_t *)&p->turn, NULL);
@@ -181,7 +183,7 @@ static void on_turn(uv_prepare_t *prepare) {
 
     if (service->phase == SERVICE_LOADING || p->is_closing)
         return;
-    engine_turn(service->pair.engine);
+    tiers_turn(service);
     service_answer_postponed(service);
     if (gens_count(service->gens) > 0)
         start_ticking(p);
@@ -405,6 +407,7 @@ static void close_service(struct service *service) {
     service->pair.engine = NULL;
     sessions_close(service->sessions);
     pair_close(&service->pair);
+    tiers_free(service);
     wire_out_deinit(&service->out);
     config_free(&service->config);
 }

@@ -34,6 +34,7 @@ struct service {
     struct pair_progress progress;
     struct pair pair;          /* from SERVING on */
     struct sessions *sessions; /* from SERVING on */
+    struct tiers *tiers;       /* NULL without a disk tier */
     struct gens *gens;
     struct postponed *postponed; /* newest first */
     struct wire_out out;         /* of the message at hand */

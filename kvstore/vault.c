@@ -282,6 +282,7 @@ bool vault_may_write(struct kv_vault *vault) {
 /* No space, no leave: reading goes on, and writing is tried again later. */
 void vault_write_failed(struct kv_vault *vault, int error) {
     vault->stats.n_write_errors++;
+    vault->stats.write_error = error;
     if (error == -ENOSPC || error == -EDQUOT || error == -EROFS || error == -EACCES || error == -EPERM)
         vault->write_off_until_us = vault->options.now_us() + WRITE_OFF_US;
 }
@@ -394,6 +395,13 @@ bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum 
 
 void kv_vault_unpin(struct kv_vault *vault, uint32_t record) {
     vault_unpin(vault, record);
+}
+
+bool kv_vault_is_quiet(const struct kv_vault *vault) {
+    struct disk_stats disk;
+
+    disk_stats(vault->disk, &disk);
+    return !kv_vault_is_saving(vault) && vault->n_work == 0 && disk.n_out == disk.n_out_late;
 }
 
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats) {
