@@ -139,6 +139,7 @@ struct kv_vault_stats {
     uint64_t budget_bytes;                          /* left of the day's; UINT64_MAX: no limit */
     uint64_t n_breaker_opened;
     bool is_off, is_write_off;                                   /* the breaker is open; no space, or read only */
+    int write_error;                                             /* the last one: -errno */
     uint32_t n_segments, n_segments_scanned, n_segments_foreign; /* those found at open */
     uint64_t n_scanned, n_scan_bad, n_scan_foreign;              /* slots */
     bool is_scanning;
