@@ -362,6 +362,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     uint64_t next;
 
     disk_tick(vault->disk, vault->options.now_us());
+    vault_may_write(vault); /* again, if its time has come */
     vault_scan_turn(vault);
     vault_save_turn(vault);
     vault_sync_turn(vault);
@@ -370,6 +371,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     probe_turn(vault);
     next = disk_tick(vault->disk, vault->options.now_us());
     next = sooner(next, vault_sync_due_us(vault));
+    next = sooner(next, vault->write_off_until_us);
     if (vault->breaker.state == KV_BREAKER_OPEN && !vault->probe.is_busy)
         next = sooner(next, vault->breaker.probe_at_us);
     return next;
