@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "digest.h"
 #include "text.h"
 
 enum { READ_BYTES = 1 << 20, EPOCH = 1 /* counts up when a change of our own code changes results */ };
@@ -132,5 +131,21 @@ int fingerprint_read_drafter(const struct model_options *options, uint8_t ret_by
     if (r == 0)
         kv_digest_read(reader.digest, ret_bytes);
     reader_deinit(&reader);
+    return r;
+}
+
+int fingerprint_read_vocabulary(const char *target_folder, uint8_t ret_bytes[KV_DIGEST_BYTES], struct report *report) {
+    struct kv_digest *digest = NULL;
+    char *buffer = malloc(READ_BYTES);
+    int r = buffer ? kv_digest_new(&digest) : -ENOMEM;
+
+    if (r == 0)
+        r = add_file(digest, target_folder, "tokenizer.json", buffer, report);
+    else
+        report_line(report, "%s: out of memory", report_path(target_folder));
+    if (r == 0)
+        kv_digest_read(digest, ret_bytes);
+    kv_digest_free(digest);
+    free(buffer);
     return r;
 }

@@ -24,7 +24,7 @@ struct text_call {
 };
 
 static struct call call_of(struct text_call *text) {
-    return (struct call){text->later.service, text->later.conn, text->request, &text->out, &text->refusal};
+    return (struct call){text->later.service, text->later.conn, text->request, &text->out, &text->refusal, NULL};
 }
 
 /* ---- in a worker, or not -------------------------------------------------------------------------------------------- */

@@ -52,6 +52,9 @@ static const char *completion_value(int label) {
 static const char *feature_value(int label) {
     return (const char *const[]){"direct_io", "io_uring", "registered_files", "registered_buffers"}[label];
 }
+static const char *record_value(int label) {
+    return (const char *const[]){"written", "removed", "failed", "bad"}[label];
+}
 static const char *outcome_value(int label) {
     return (const char *const[]){"hit", "miss"}[label];
 }
@@ -68,6 +71,7 @@ static const struct label_set disk_errors = {"kind", METRIC_DISK_ERROR_N, disk_e
 static const struct label_set scanned = {"found", METRIC_SCANNED_N, scanned_value};
 static const struct label_set completions = {"kind", METRIC_COMPLETION_N, completion_value};
 static const struct label_set features = {"feature", METRIC_FEATURE_N, feature_value};
+static const struct label_set record_outcomes = {"outcome", 4, record_value};
 static const struct label_set outcomes = {"outcome", 2, outcome_value};
 static_assert((int)PROTO_N_CODES <= METRIC_LABELS_MAX && (int)PROTO_N_FINISHES <= METRIC_LABELS_MAX,
               "struct metrics has a number for every label");
@@ -105,6 +109,12 @@ static const struct metric_row rows[METRIC_N] = {
     [METRIC_RUNNING] = {"running_seqs", METRIC_GAUGE, .help = "Sequences that run."},
     [METRIC_PREEMPTED] = {"preempted_seqs", METRIC_GAUGE, .help = "Preempted sequences that wait to go on."},
     [METRIC_SESSIONS] = {"sessions", METRIC_GAUGE, .help = "Open sessions."},
+    [METRIC_SESSIONS_UNWRITTEN] = {"sessions_unwritten", METRIC_GAUGE,
+                                   .help = "Sessions whose last change is not on disk yet."},
+    [METRIC_SESSION_RECORDS] = {"session_records_total", METRIC_COUNTER, &record_outcomes,
+                                .help = "Records of sessions written, removed, not written, and found damaged."},
+    [METRIC_SESSION_RECORD_BYTES] = {"session_record_bytes_total", METRIC_COUNTER,
+                                     .help = "Bytes of records of sessions written."},
     [METRIC_CONNECTIONS] = {"connections", METRIC_GAUGE, .help = "Open connections."},
     [METRIC_CONNECTIONS_ACCEPTED] = {"connections_accepted_total", METRIC_COUNTER, .help = "Connections taken."},
     [METRIC_CONNECTIONS_REJECTED] = {"connections_rejected_total", METRIC_COUNTER,

@@ -1,6 +1,7 @@
 /* pair: what is loaded: device, model and drafter, tokenizer, store and engine, made from a configuration in the order in
  * which they need each other. Loading blocks and runs on a worker thread; what comes out belongs to the loop. */
 #pragma once
+#include "cache_folder.h"
 #include "config.h"
 #include "copies.h"
 #include "engine.h"
@@ -40,9 +41,11 @@ struct pair_progress {
     const char *what; /* atomic: a literal */
 };
 
-/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. */
+/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. folder: NULL without a
+ * disk tier; outlives the pair. */
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
-              struct pair_progress *progress, struct pair *ret_pair, struct report *report);
+              const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
+              struct report *report);
 /* The disk tier, below a host tier that is open already; on the loop. on_saved: see vault.h. */
 int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
                    const struct kv_work *work, uint64_t (*now_us)(void),

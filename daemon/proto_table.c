@@ -93,9 +93,13 @@ static const struct proto_param fork_params[] = {
 static const struct proto_field session_fields[] = {
     {"name", "string", "of the session"},
     {"n_tokens", "int", "of its conversation"},
+    {"restore_point", "int",
+     "tokens from which its next turn could go on when that was last looked for; `cached` says what is "
+     "left of it"},
     {"cached", "{device, host, disk}", "how many of them each tier has"},
     {"pinned", "bool", "its pages do not leave"},
-    {"durable", "bool", "it outlives the daemon: there is a disk tier"},
+    {"parked", "bool", "it was put down, and nobody has come back to it"},
+    {"durable", "bool", "it outlives the daemon: there is a disk tier, and it takes records"},
 };
 static const struct proto_field sessions_fields[] = {{"sessions", "[map]", "of this user, each as `session.info`"}};
 static const struct proto_param lookup_params[] = {
@@ -156,8 +160,8 @@ static const struct proto_param level_params[] = {
 static const struct proto_field level_fields[] = {{"previous", "string", "the level until now"}};
 
 #define EXAMPLE_INFO                                                                                                   \
-    "{\"name\": \"notes\", \"n_tokens\": 1216, \"cached\": {\"device\": 1216, \"host\": 0, \"disk\": 0}, \"pinned\": " \
-    "false, \"durable\": true}"
+    "{\"name\": \"notes\", \"n_tokens\": 1240, \"restore_point\": 1216, \"cached\": {\"device\": 1216, \"host\": 0, "  \
+    "\"disk\": 0}, \"pinned\": false, \"parked\": false, \"durable\": true}"
 #define EXAMPLE_NAME "{\"name\": \"notes\"}"
 #define EXAMPLE_MODEL                                                                                                  \
     "{\"name\": \"tiny\", \"n_vocab\": 2048, \"n_context\": 4096, \"fingerprint\": \"5f0c\", \"draft\": {\"name\": "   \
@@ -235,8 +239,9 @@ const struct proto_method proto_methods[METHOD_N] = {
                              FIELDS(session_fields),
                              .doc = "Makes a session, or finds the one of that name. Sessions are private to a user.",
                              .example_params = EXAMPLE_NAME,
-                             .example_result = "{\"name\": \"notes\", \"n_tokens\": 0, \"cached\": {\"device\": 0, "
-                                               "\"host\": 0, \"disk\": 0}, \"pinned\": false, \"durable\": true}"},
+                             .example_result = "{\"name\": \"notes\", \"n_tokens\": 0, \"restore_point\": 0, "
+                                               "\"cached\": {\"device\": 0, \"host\": 0, \"disk\": 0}, \"pinned\": "
+                                               "false, \"parked\": false, \"durable\": true}"},
     [METHOD_SESSION_CLOSE] = {.name = "session.close",
                               PARAMS(session_params),
                               .doc = "Forgets it and its record. The result is empty.",

@@ -111,6 +111,22 @@ static void update_store(struct service *service) {
     metrics_set(m, METRIC_LOOKUPS, METRIC_LOOKUP_MISS, (int64_t)(s.n_matches - s.n_hits));
 }
 
+static void update_sessions(struct service *service) {
+    const struct session_files_found *found = &service->sessions_found;
+    struct session_files_stats s = {0};
+    struct metrics *m = &service->metrics;
+
+    if (service->files)
+        session_files_stats(service->files, &s);
+    metrics_set(m, METRIC_SESSIONS, 0, sessions_count(service->sessions));
+    metrics_set(m, METRIC_SESSIONS_UNWRITTEN, 0, s.n_unwritten);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_WRITTEN, (int64_t)s.n_written);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_REMOVED, (int64_t)s.n_removed);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_FAILED, (int64_t)s.n_failed);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_BAD, found->n_damaged + found->n_unreadable);
+    metrics_set(m, METRIC_SESSION_RECORD_BYTES, 0, (int64_t)s.bytes);
+}
+
 void service_update_metrics(struct service *service) {
     struct metrics *m = &service->metrics;
     struct rusage usage;
@@ -120,7 +136,7 @@ void service_update_metrics(struct service *service) {
         update_engine(service);
         update_store(service);
         tiers_update_metrics(service);
-        metrics_set(m, METRIC_SESSIONS, 0, sessions_count(service->sessions));
+        update_sessions(service);
     }
     if (getrusage(RUSAGE_THREAD, &usage) == 0)
         metrics_set(m, METRIC_LOOP_CPU_US, 0,

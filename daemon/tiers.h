@@ -1,6 +1,8 @@
 /* tiers: the tiers below the device in the life of the process: when the disk is opened, that each turn of the loop takes them
  * along, what the log and the metrics say of them. What they do is kvstore/'s. */
 #pragma once
+#include <stdbool.h>
+
 #include "report.h"
 
 struct service;
