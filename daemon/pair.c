@@ -65,12 +65,28 @@ static int open_device(const struct config *config, const struct backend **ret_b
     return 0;
 }
 
+enum { PAGES_MIN = 32, STATES_MIN = 2 /* of the host tier, for the disk's to pass through it side by side */ };
+
+static int check_host(const struct config *config, const struct memplan_model *model, struct report *report) {
+    uint32_t n_slots[KV_GROUP_N];
+
+    memplan_host(model, config->kv.host_bytes, FORMAT_ALIGN_MIN, n_slots);
+    if (!config_has_disk(config) || (n_slots[KV_TARGET_FULL] >= PAGES_MIN && n_slots[KV_TARGET_STATE] >= STATES_MIN))
+        return 0;
+    return report_error(report, -EINVAL,
+                        "kv.disk_bytes: what lies on disk comes and goes through host memory, and kv.host_bytes = %llu "
+                        "holds %u pages and %u restore points; %d and %d are needed",
+                        (unsigned long long)config->kv.host_bytes, n_slots[KV_TARGET_FULL], n_slots[KV_TARGET_STATE],
+                        PAGES_MIN, STATES_MIN);
+}
+
 static int make_plan(const struct config *config, const struct model_info *info, struct memplan *ret_plan,
                      struct report *report) {
     struct memplan_model model = memplan_model_of(info);
     struct memplan_limits limits = memplan_limits_of(config);
+    int r = check_host(config, &model, report);
 
-    return memplan_make(&model, &limits, ret_plan, report);
+    return r == 0 ? memplan_make(&model, &limits, ret_plan, report) : r;
 }
 
 int pair_plan(const struct config *config, struct memplan *ret_plan, struct report *report) {
@@ -206,10 +222,11 @@ static int open_tiers(struct pair *pair, const struct config *config, const stru
 
 enum { PAGES_SHARE = 75, STATES_SHARE = 20, SLIDING_SHARE = 5 /* of kv.disk_bytes, in percent */ };
 
-int pair_open_disk(struct pair *pair, const struct config *config, const struct disk_folder *segments,
-                   const struct secret *secret, const struct kv_work *work, uint64_t (*now_us)(void),
+int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
+                   const struct kv_work *work, uint64_t (*now_us)(void),
+                   void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user,
                    struct report *report) {
-    struct kv_vault_options options = {.folder = segments,
+    struct kv_vault_options options = {.folder = &folder->segments,
                                        .work = work,
                                        .shelf = pair->shelf,
                                        .disk_bytes = config->kv.disk_bytes,
@@ -217,7 +234,9 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
                                        .n_pages_min = (uint32_t)config->kv.disk_min_tokens / PAGE_TOKENS,
                                        .write_bytes_per_day = config->kv.disk_write_bytes_per_day,
                                        .deadline_us = (uint64_t)config->kv.disk_timeout_ms * 1000,
-                                       .now_us = now_us};
+                                       .now_us = now_us,
+                                       .on_saved = on_saved,
+                                       .user = user};
     uint64_t page_bytes = pair->plan.model.slot_bytes[KV_TARGET_FULL] + pair->plan.model.slot_bytes[KV_DRAFT_FULL];
     struct disk_buffer buffers[KV_GROUP_N];
     int r;
@@ -233,7 +252,7 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
             options.n_buffers++;
     }
     options.buffers = buffers;
-    memcpy(options.store_id, secret->store_id, sizeof options.store_id);
+    memcpy(options.store_id, folder->secret.store_id, sizeof options.store_id);
     memcpy(options.fingerprint, pair->fingerprint_bytes, sizeof options.fingerprint);
     memcpy(options.drafter, pair->drafter, sizeof options.drafter);
     r = kv_vault_open(&options, &pair->vault);

@@ -46,10 +46,10 @@ struct pair_progress {
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
               const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
               struct report *report);
-/* The disk tier, below a host tier that is open already; on the loop. */
-int pair_open_disk(struct pair *pair, const struct config *config, const struct disk_folder *segments,
-                   const struct secret *secret, const struct kv_work *work, uint64_t (*now_us)(void),
-                   struct report *report);
+/* The disk tier, below a host tier that is open already; on the loop. on_saved: see vault.h. */
+int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
+                   const struct kv_work *work, uint64_t (*now_us)(void),
+                   void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user, struct report *report);
 /* Stops the device thread; what was on its way is done. The loop then gives out the last results of copies, and closes. */
 void pair_stop(struct pair *pair);
 void pair_close(struct pair *pair);

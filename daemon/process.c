@@ -13,6 +13,7 @@
 #include "later.h"
 #include "reload.h"
 #include "server.h"
+#include "tiers.h"
 #include "uvwork.h"
 #include "watch.h"
 
@@ -60,6 +61,7 @@ static void on_server_closed(void *user) {
     }
     for (size_t i = 0; i < ARRAY_LEN(p->watches); i++)
         watch_stop(p->watches[i]);
+    tiers_stop(&p->service);
     uv_close((uv_handle_t *)&p->tick, NULL);
     uv_close((uv_handle_t *)&p->watchdog, NULL);
     uv_close((uv_handle_t *)&p->retry, NULL);
@@ -197,7 +199,7 @@ static void on_turn(uv_prepare_t *prepare) {
 
     if (service->phase == SERVICE_LOADING || p->is_closing)
         return;
-    engine_turn(service->pair.engine);
+    tiers_turn(service);
     service_turn(service);
     start_retrying(p);
     if (gens_count(service->gens) > 0)
@@ -246,14 +248,17 @@ static void on_load(uv_work_t *work) {
 
 static int begin_serving(struct process *p) {
     struct service *service = &p->service;
-    int r = durable_open(service);
+    int r = tiers_open(service, &p->load_report);
 
+    if (r != 0)
+        return r;
+    r = durable_open(service);
     if (r == 0)
         r = watch_start(&p->loop, engine_fd(service->pair.engine), on_engine, p, &p->watches[0]);
     for (int d = 0; r == 0 && d < KV_COPY_DIRECTION_N; d++)
         r = watch_start(&p->loop, device_thread_copied_fd(service->pair.thread, (enum kv_copy_direction)d), on_copies,
                         p, &p->watches[1 + d]);
-    return r;
+    return r == 0 ? 0 : report_error(&p->load_report, r, "the loop cannot be set up: %s", strerror(-r));
 }
 
 static void log_loaded(struct process *p) {
@@ -277,11 +282,8 @@ static void on_loaded(uv_work_t *work, int status) {
 
     (void)status;
     p->is_loading = false;
-    if (p->load_result == 0 && !p->is_closing) {
+    if (p->load_result == 0 && !p->is_closing)
         p->load_result = begin_serving(p);
-        if (p->load_result != 0)
-            report_line(&p->load_report, "the loop cannot be set up: %s", strerror(-p->load_result));
-    }
     if (p->load_result != 0) {
         log_line(&service->log, LOG_ERROR, "load.failed", "reason=%s", p->load_report.line);
         notify_status(&p->notify, "cannot load: %s", p->load_report.line);
@@ -436,6 +438,7 @@ static void close_service(struct service *service) {
     durable_close(service);
     sessions_close(service->sessions);
     pair_close(&service->pair);
+    tiers_free(service);
     cache_folder_close(&service->folder);
     wire_out_deinit(&service->out);
     config_free(&service->config);

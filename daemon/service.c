@@ -5,6 +5,7 @@
 
 #include "gen.h"
 #include "server.h"
+#include "tiers.h"
 
 uint64_t service_now_us(void) {
     struct timespec t;
@@ -50,14 +51,10 @@ bool service_is_progressing(const struct service *service) {
 }
 
 bool service_is_quiet(const struct service *service) {
-    const struct pair *pair = &service->pair;
-    struct kv_restores_stats restores = {0};
     struct engine_view view;
 
-    engine_look(pair->engine, &view);
-    if (pair->restores)
-        kv_restores_stats(pair->restores, &restores);
-    return view.n_in_flight == 0 && restores.n_now == 0 && (!pair->spill || kv_spill_is_idle(pair->spill));
+    engine_look(service->pair.engine, &view);
+    return view.n_in_flight == 0 && tiers_are_quiet(service);
 }
 
 static void update_server(struct service *service) {
@@ -138,6 +135,7 @@ void service_update_metrics(struct service *service) {
     if (service->phase != SERVICE_LOADING) {
         update_engine(service);
         update_store(service);
+        tiers_update_metrics(service);
         update_sessions(service);
     }
     if (getrusage(RUSAGE_THREAD, &usage) == 0)

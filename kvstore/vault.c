@@ -282,6 +282,7 @@ bool vault_may_write(struct kv_vault *vault) {
 /* No space, no leave: reading goes on, and writing is tried again later. */
 void vault_write_failed(struct kv_vault *vault, int error) {
     vault->stats.n_write_errors++;
+    vault->stats.write_error = error;
     if (error == -ENOSPC || error == -EDQUOT || error == -EROFS || error == -EACCES || error == -EPERM)
         vault->write_off_until_us = vault->options.now_us() + WRITE_OFF_US;
 }
@@ -361,6 +362,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     uint64_t next;
 
     disk_tick(vault->disk, vault->options.now_us());
+    vault_may_write(vault); /* again, if its time has come */
     vault_scan_turn(vault);
     vault_save_turn(vault);
     vault_sync_turn(vault);
@@ -369,6 +371,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     probe_turn(vault);
     next = disk_tick(vault->disk, vault->options.now_us());
     next = sooner(next, vault_sync_due_us(vault));
+    next = sooner(next, vault->write_off_until_us);
     if (vault->breaker.state == KV_BREAKER_OPEN && !vault->probe.is_busy)
         next = sooner(next, vault->breaker.probe_at_us);
     return next;
@@ -394,6 +397,13 @@ bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum 
 
 void kv_vault_unpin(struct kv_vault *vault, uint32_t record) {
     vault_unpin(vault, record);
+}
+
+bool kv_vault_is_quiet(const struct kv_vault *vault) {
+    struct disk_stats disk;
+
+    disk_stats(vault->disk, &disk);
+    return !kv_vault_is_saving(vault) && vault->n_work == 0 && disk.n_out == disk.n_out_late;
 }
 
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats) {

@@ -116,6 +116,8 @@ struct kv_vault {
         uint32_t near[KV_GROUP_N]; /* slots of the pages before */
         enum kv_vault_save why;
         uint32_t n_out; /* writes */
+        struct kv_vault_saved saved;
+        uint64_t began_us;
     } save;
     uint64_t n_saves_asked, n_saves_done, n_alls_asked, n_alls_done;
     struct kv_vault_flush *flushes;
