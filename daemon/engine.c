@@ -240,6 +240,7 @@ int engine_submit(struct engine *engine, struct seq *seq) {
     seq->state = SEQ_WAITING;
     seq->engine = engine;
     seq->order = ++engine->n_submitted;
+    seq->submitted_us = engine->options.now_us();
     seq->draws_drafts = seq->speculate;
     waiting_put(&engine->waiting, seq);
     engine->n_seqs++;

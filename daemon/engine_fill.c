@@ -162,6 +162,8 @@ static void on_restored(void *user, int result) {
         engine_settle_all(engine);
 }
 
+enum { SCAN_WAIT_US = 2 * 1000 * 1000 /* at most, for what may lie on disk */ };
+
 /* What lies below comes up before the seq is given a place; true if that has begun, or must wait for others. Tried once:
  * what fails is computed. */
 static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
@@ -172,6 +174,8 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     if (!restores || seq->was_restored || n_pages == 0)
         return false;
     kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, found);
+    if (found->is_incomplete && engine->options.now_us() - seq->submitted_us < SCAN_WAIT_US)
+        return true;
     if (found->n_tokens <= found->n_device_tokens)
         return false;
     if (found->is_coming)

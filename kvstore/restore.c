@@ -157,6 +157,7 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
     *ret_found = (struct kv_found){.n_tokens = n_found * PAGE_TOKENS,
                                    .n_device_tokens = n_device * PAGE_TOKENS,
                                    .n_disk_tokens = n_disk_found * PAGE_TOKENS,
+                                   .is_incomplete = vault && n_found < n_pages && kv_vault_is_scanning(vault),
                                    .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 
