@@ -105,7 +105,7 @@ void durable_close(struct service *service) {
 /* Where the next turn would go on from. What is on no tier any more has been seen all the same. */
 static void look_for_restore_point(struct service *service, struct session *session) {
     struct found found = service_find(service, session->keys, session->tokens, sessions_n_pages(session));
-    int n = found.device + found.host;
+    int n = found.device + found.host + found.disk;
 
     if (n > 0)
         session->restore_point = n;

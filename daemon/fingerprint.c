@@ -135,17 +135,13 @@ int fingerprint_read_drafter(const struct model_options *options, uint8_t ret_by
 }
 
 int fingerprint_read_vocabulary(const char *target_folder, uint8_t ret_bytes[KV_DIGEST_BYTES], struct report *report) {
-    struct kv_digest *digest = NULL;
-    char *buffer = malloc(READ_BYTES);
-    int r = buffer ? kv_digest_new(&digest) : -ENOMEM;
+    struct reader reader;
+    int r = reader_init(&reader, target_folder, report);
 
     if (r == 0)
-        r = add_file(digest, target_folder, "tokenizer.json", buffer, report);
-    else
-        report_line(report, "%s: out of memory", report_path(target_folder));
+        r = add_file(reader.digest, target_folder, "tokenizer.json", reader.buffer, report);
     if (r == 0)
-        kv_digest_read(digest, ret_bytes);
-    kv_digest_free(digest);
-    free(buffer);
+        kv_digest_read(reader.digest, ret_bytes);
+    reader_deinit(&reader);
     return r;
 }
