@@ -261,6 +261,7 @@ static void drop_plan(struct engine *engine, const struct plan *plan) {
 }
 
 void engine_turn(struct engine *engine) {
+    engine_watch_restores(engine);
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
         bool is_empty;

@@ -198,6 +198,17 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     return true;
 }
 
+/* A restore that crawls is given up for computing. */
+void engine_watch_restores(struct engine *engine) {
+    if (engine->options.restore_always)
+        return;
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
+        if (seq->is_restoring && costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
+                                               bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
+                                               engine->options.now_us() - seq->stats.restore_us))
+            kv_restore_cancel(seq->restore);
+}
+
 /* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */
 static bool let_go_of_restored(struct engine *engine) {
     bool any = false;

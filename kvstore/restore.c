@@ -489,6 +489,10 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     return 0;
 }
 
+double kv_restore_progress(const struct kv_restore *restore) {
+    return restore->n_items > 0 ? (double)restore->n_done / restore->n_items : 1;
+}
+
 uint32_t kv_restore_n_pages(const struct kv_restore *restore) {
     return restore->n_pages;
 }

@@ -47,6 +47,8 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
                      void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore);
 /* Gives up what is not there yet: on_done(-ECANCELED) comes when what is on its way has come home. */
 void kv_restore_cancel(struct kv_restore *restore);
+/* How much of it is on the device already, from 0 to 1. */
+double kv_restore_progress(const struct kv_restore *restore);
 uint32_t kv_restore_n_pages(const struct kv_restore *restore); /* that it holds once it is READY */
 void kv_restore_end(struct kv_restore *restore);               /* after on_done */
 
