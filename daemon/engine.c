@@ -240,6 +240,7 @@ int engine_submit(struct engine *engine, struct seq *seq) {
     seq->state = SEQ_WAITING;
     seq->engine = engine;
     seq->order = ++engine->n_submitted;
+    seq->submitted_us = engine->options.now_us();
     seq->draws_drafts = seq->speculate;
     waiting_put(&engine->waiting, seq);
     engine->n_seqs++;
@@ -260,6 +261,7 @@ static void drop_plan(struct engine *engine, const struct plan *plan) {
 }
 
 void engine_turn(struct engine *engine) {
+    engine_watch_restores(engine);
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
         bool is_empty;

@@ -162,6 +162,8 @@ static void on_restored(void *user, int result) {
         engine_settle_all(engine);
 }
 
+enum { SCAN_WAIT_US = 2 * 1000 * 1000 /* at most, for what may lie on disk */ };
+
 /* What lies below comes up before the seq is given a place; true if that has begun, or must wait for others. Tried once:
  * what fails is computed. */
 static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
@@ -172,6 +174,8 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     if (!restores || seq->was_restored || n_pages == 0)
         return false;
     kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, found);
+    if (found->is_incomplete && engine->options.now_us() - seq->submitted_us < SCAN_WAIT_US)
+        return true;
     if (found->n_tokens <= found->n_device_tokens)
         return false;
     if (found->is_coming)
@@ -192,6 +196,17 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     seq->is_restoring = true;
     seq->stats.restore_us = engine->options.now_us();
     return true;
+}
+
+/* A restore that crawls is given up for computing. */
+void engine_watch_restores(struct engine *engine) {
+    if (engine->options.restore_always)
+        return;
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
+        if (seq->is_restoring && costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
+                                               bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
+                                               engine->options.now_us() - seq->stats.restore_us))
+            kv_restore_cancel(seq->restore);
 }
 
 /* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */

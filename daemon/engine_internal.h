@@ -54,6 +54,7 @@ bool engine_fill(struct engine *engine, struct plan *plan);
 bool engine_has_results(const struct engine *engine, const struct plan *plan);
 void engine_reap(struct engine *engine, struct plan *plan);
 
+void engine_watch_restores(struct engine *engine);
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);

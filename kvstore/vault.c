@@ -379,6 +379,10 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
 
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
+bool kv_vault_is_scanning(const struct kv_vault *vault) {
+    return vault->scan_state != VAULT_SCAN_DONE;
+}
+
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group) {
     return vault->breaker.state != KV_BREAKER_OPEN &&
            catalog_find(vault->catalog, &name->key, name->page_idx, group) != KV_NO_RECORD;

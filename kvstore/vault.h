@@ -91,6 +91,8 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 
 /* ---- up ---- */
 
+/* What the folder held at open is not all known yet. */
+bool kv_vault_is_scanning(const struct kv_vault *vault);
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
 /* Keeps it from leaving, so that it can be read later. False: it is not there. */
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record);

@@ -67,9 +67,9 @@ static void finish(struct vault_fetch *fetch, int result) {
     if (result == -EIO || result == -EBADMSG) /* nobody shall try it again */
         vault_forget(vault, fetch->record);
     vault_unpin(vault, fetch->record);
-    fetch->is_busy = false;
     if (!vault->is_closing)
         answer(fetch, result);
+    fetch->is_busy = false; /* not before: who is answered may ask for the next page */
 }
 
 /* On another thread: the slot is being filled, so nobody else looks at it. */
