@@ -36,7 +36,8 @@ const struct config_key config_keys[] = {
      .at_run_time = true, .unit = "duration",
      .doc =
          "How long running requests may go on after SIGTERM or server.drain. What is left then ends with the finish\n"
-         "reason shutdown. The service manager's stop timeout must be longer."},
+         "reason shutdown. With a disk tier the last quarter of it, 5s at most, is for putting sessions on disk. The\n"
+         "service manager's stop timeout must be longer."},
     {"server", "slow_timeout", CONFIG_DURATION, FIELD(server.slow_timeout_ms), "30s", 100, 3600000, .unit = "duration",
      .doc =
          "How long a client may leave more than output_high unread. Its requests are parked meanwhile and cancelled\n"

@@ -111,13 +111,20 @@ static void look_for_restore_point(struct service *service, struct session *sess
         session->restore_point = n;
 }
 
-void durable_keep(struct service *service, struct session *session) {
+/* False without a disk tier, and where there is no memory for it. */
+static bool has_file(struct service *service, struct session *session) {
+    if (!service->files)
+        return false;
+    return session->file ||
+           session_files_add(service->files, session->uid, span_of(session->name), &session->file) == 0;
+}
+
+bool durable_keep(struct service *service, struct session *session, struct session_wait *wait) {
     struct session_record record;
 
     look_for_restore_point(service, session);
-    if (!service->files || (!session->file && session_files_add(service->files, session->uid, span_of(session->name),
-                                                                &session->file) != 0))
-        return;
+    if (!has_file(service, session))
+        return false;
     record = (struct session_record){.uid = session->uid,
                                      .name = span_of(session->name),
                                      .is_pinned = session->is_pinned,
@@ -125,8 +132,13 @@ void durable_keep(struct service *service, struct session *session) {
                                      .restore_point = (uint32_t)session->restore_point,
                                      .tokens = session->tokens,
                                      .n_tokens = (uint32_t)session->n};
-    if (session_files_put(service->files, session->file, &record) != 0)
+    if (session_files_put(service->files, session->file, &record) != 0) {
         log_line(&service->log, LOG_ERROR, "sessions.not_durable", "reason=%s", "out of memory");
+        return false;
+    }
+    if (wait)
+        session_files_wait(session->file, wait);
+    return wait != NULL;
 }
 
 bool durable_drop(struct service *service, struct session *session, struct session_wait *wait) {

@@ -14,8 +14,9 @@ int durable_load(struct service *service, struct report *report);
 int durable_open(struct service *service);
 void durable_close(struct service *service); /* nothing is out; before the sessions */
 
-/* The session is new, or has changed. */
-void durable_keep(struct service *service, struct session *session);
+/* The session is new, or has changed. wait: NULL, or who is told when that is on disk, or was tried in vain; false: nothing
+ * is to be waited for. */
+bool durable_keep(struct service *service, struct session *session, struct session_wait *wait);
 /* Drops the session, and its file. wait: NULL, or who is told; false: nothing is to be waited for. */
 bool durable_drop(struct service *service, struct session *session, struct session_wait *wait);
 /* What it is now is on disk, or will be as far as one knows. */

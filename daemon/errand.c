@@ -17,20 +17,25 @@ void errand_start(struct errand *errand, struct service *service, struct conn *c
     *end = errand;
 }
 
-void errands_turn(struct service *service) {
+bool errands_turn(struct service *service) {
     struct errand **at = &service->errands;
+    bool has_moved = false;
 
     while (*at) {
         struct errand *errand = *at;
 
+        errand->has_moved = false;
         if (!errand->step(errand)) {
+            has_moved |= errand->has_moved;
             at = &errand->next;
             continue;
         }
+        has_moved = true;
         *at = errand->next;
         request_free(errand->request);
         errand->free(errand);
     }
+    return has_moved;
 }
 
 void errands_stop(struct service *service) {

@@ -14,6 +14,7 @@ struct errand { /* embedded in what it is about, which it frees */
     struct conn *conn;       /* NULL: nobody waits for an answer, or nobody any more */
     struct request *request; /* owned; NULL: none */
     bool is_stopping;        /* the process ends: it is to be over as soon as it can */
+    bool has_moved;          /* a step sets it: something began, so the turn is not over */
     /* True: it is over, and answered if somebody waits. */
     bool (*step)(struct errand *errand);
     void (*free)(struct errand *errand);
@@ -21,6 +22,7 @@ struct errand { /* embedded in what it is about, which it frees */
 
 /* Takes the request over. The first step comes at the end of this turn. */
 void errand_start(struct errand *errand, struct service *service, struct conn *conn, struct request *request);
-void errands_turn(struct service *service);
+/* True: something began. Then it is to be called again, after all else that a turn does. */
+bool errands_turn(struct service *service);
 void errands_stop(struct service *service);
 void errands_conn_closed(struct service *service, struct conn *conn);

@@ -114,7 +114,7 @@ static void extend_session(struct gen *gen, enum proto_finish finish) {
         return;
     }
     gen->session->is_parked = false;
-    durable_keep(gen->service, gen->session);
+    durable_keep(gen->service, gen->session, NULL);
 }
 
 /* Answers. `is_over`: the engine ended the seq itself. */

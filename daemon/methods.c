@@ -232,6 +232,7 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_CACHE_EVICT] = cache_evict,
     [METHOD_CACHE_VERIFY] = cache_verify,
     [METHOD_CACHE_FLUSH] = cache_flush,
+    [METHOD_CACHE_PURGE] = cache_purge,
     [METHOD_SERVER_HEALTH] = health,
     [METHOD_SERVER_STATS] = stats,
     [METHOD_SERVER_METRICS] = server_metrics,
@@ -267,8 +268,8 @@ void service_request(struct service *service, struct conn *conn, struct request 
     }
 }
 
-void service_turn(struct service *service) {
-    errands_turn(service);
+bool service_turn(struct service *service) {
+    return errands_turn(service);
 }
 
 void service_conn_closed(struct service *service, struct conn *conn) {

@@ -86,3 +86,4 @@ void cache_stats(const struct call *call);
 void cache_evict(const struct call *call);
 void cache_verify(const struct call *call);
 void cache_flush(const struct call *call);
+void cache_purge(const struct call *call);

@@ -45,7 +45,7 @@ struct session *session_named(const struct call *call, bool to_change) {
 /* What making a session can answer. */
 static void answer_made(const struct call *call, int r, struct session *session) {
     if (r == 0) {
-        durable_keep(call->service, session);
+        durable_keep(call->service, session, NULL);
         session_put_info(call, session);
     } else if (r == SESSIONS_E_QUOTA) {
         refuse(call, PROTO_QUOTA, "this user has as many sessions as limits.sessions_per_uid allows; close one");
@@ -210,7 +210,7 @@ void session_pin(const struct call *call) {
                "pinned sessions may hold half of the pages and of the restore points; this one no longer fits");
         return;
     }
-    durable_keep(call->service, session);
+    durable_keep(call->service, session, NULL);
     session_put_info(call, session);
 }
 
@@ -220,6 +220,6 @@ void session_unpin(const struct call *call) {
     if (!session)
         return;
     sessions_unpin(call->service->sessions, session);
-    durable_keep(call->service, session);
+    durable_keep(call->service, session, NULL);
     session_put_info(call, session);
 }

@@ -177,15 +177,14 @@ static int open_store(struct pair *pair, const struct model_options *options, co
                                  strerror(-r));
 }
 
-enum { SPILLS = 8, RESTORES = 8 /* on their way at a time */ };
-
 /* The host tier, if there is one. */
 static int open_tiers(struct pair *pair, const struct config *config, const struct kv_work *work,
                       struct report *report) {
     uint32_t n_pages = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS), n_slots[KV_GROUP_N];
     struct kv_shelf_options shelf = {.backend = pair->backend, .device = pair->device, .alignment = pair->alignment};
-    struct kv_spill_options spill = {.store = pair->store, .work = *work, .n_jobs = SPILLS, .n_pages_max = n_pages};
-    struct kv_restores_options restores = {.store = pair->store, .n_restores = RESTORES, .n_pages_max = n_pages};
+    struct kv_spill_options spill = {
+        .store = pair->store, .work = *work, .n_jobs = PAIR_SPILLS, .n_pages_max = n_pages};
+    struct kv_restores_options restores = {.store = pair->store, .n_restores = PAIR_RESTORES, .n_pages_max = n_pages};
     int r = device_thread_start(pair->backend, pair->device, &pair->thread);
 
     if (r == 0) {

@@ -11,6 +11,8 @@
 #include "prompt.h"
 #include "secret.h"
 
+enum { PAIR_SPILLS = 8, PAIR_RESTORES = 8 /* chains on their way at a time */ };
+
 struct pair {
     const struct backend *backend;
     struct device *device;

@@ -10,7 +10,9 @@
 #include "conn.h"
 #include "durable.h"
 #include "gen.h"
+#include "errand.h"
 #include "later.h"
+#include "park.h"
 #include "reload.h"
 #include "server.h"
 #include "tiers.h"
@@ -27,6 +29,8 @@ enum {
     OUTPUT_BYTES_MAX = 256 << 20, /* of one connection; one response may be large */
     MESSAGE_TIMEOUT_MS = 60 * 1000,
     LINGER_MS = 2000,
+    PARK_MS = 5000,        /* of the drain timeout, or a quarter of it: for putting sessions on disk */
+    HANG_US = 5000 * 1000, /* after it: what a dead disk holds up is left behind */
 };
 
 struct process {
@@ -40,8 +44,9 @@ struct process {
     struct report load_report;
     int load_result;
     struct watch *watches[1 + KV_COPY_DIRECTION_N]; /* plans, copies */
-    uint64_t drain_until_us, extended_us;
-    bool is_loading, is_closing, is_lost /* the device */;
+    uint64_t drain_until_us, gens_until_us;         /* gens: requests have until then, what they leave has the rest */
+    uint64_t extended_us, extended_at;              /* at: how far work had come */
+    bool is_loading, is_closing, is_parking, is_lost /* the device */;
     int status; /* to exit with */
 };
 
@@ -78,29 +83,65 @@ static void close_all(struct process *p) {
     server_close(p->service.server, on_server_closed, p);
 }
 
+/* A worker that hangs in a call to a dead disk would keep the process for good. */
+static void leave_what_hangs(struct process *p) {
+    struct service *service = &p->service;
+
+    log_line(&service->log, LOG_ERROR, "exit.now", "reason=%s errands=%d records_idle=%d", "the disk does not answer",
+             service->errands != NULL, durable_is_idle(service));
+    server_stop_accepting(service->server); /* removes the socket */
+    _exit(PROCESS_EXIT_FAILED);
+}
+
+static bool is_all_over(struct process *p) {
+    struct service *service = &p->service;
+
+    return !service->errands && (service_is_quiet(service) || p->is_lost) && durable_is_idle(service);
+}
+
+/* Requests first; then sessions are put on disk; then what is on its way comes home. */
 static void step_drain(struct process *p) {
     struct service *service = &p->service;
+    uint64_t now = service_now_us();
 
     if (service->phase != SERVICE_DRAINING || p->is_closing)
         return;
-    if (service_now_us() >= p->drain_until_us)
+    if (now >= p->gens_until_us)
         gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
-    if (gens_count(service->gens) == 0 && !service->laters && (service_is_quiet(service) || p->is_lost) &&
-        durable_is_idle(service))
+    if (now >= p->drain_until_us)
+        errands_stop(service);
+    if (gens_count(service->gens) == 0 && !service->laters && !p->is_parking && !p->is_lost) {
+        p->is_parking = true;
+        if (now < p->drain_until_us && park_all_start(service))
+            notify_status(&p->notify, "draining: %d sessions go to the disk", sessions_count(service->sessions));
+    }
+    if (gens_count(service->gens) == 0 && !service->laters && is_all_over(p))
         close_all(p);
+    else if (now >= p->drain_until_us + HANG_US && !p->is_lost && service_is_quiet(service))
+        leave_what_hangs(p);
 }
 
-/* Loading and draining may last longer than the manager's own patience. */
+/* Loading and draining may last longer than the manager's own patience, as long as work comes on. */
 static void extend(struct process *p) {
-    uint64_t now = service_now_us();
+    uint64_t now = service_now_us(), at = service_progress(&p->service);
 
-    if (p->extended_us != 0 && now - p->extended_us < EXTEND_EVERY_US)
+    if (p->extended_us != 0 && (now - p->extended_us < EXTEND_EVERY_US || at == p->extended_at))
         return;
     p->extended_us = now;
+    p->extended_at = at;
     notify_extend(&p->notify, EXTEND_US);
 }
 
 static void start_ticking(struct process *p);
+
+static void begin_draining(struct process *p) {
+    uint64_t timeout_us = (uint64_t)p->service.config.server.drain_timeout_ms * 1000, park_us = 0;
+
+    if (p->service.pair.vault)
+        park_us = min_u64(timeout_us / 4, (uint64_t)PARK_MS * 1000);
+    p->drain_until_us = service_now_us() + timeout_us;
+    p->gens_until_us = p->drain_until_us - park_us;
+}
 
 static void drain(struct service *service) {
     struct process *p = process_of(service);
@@ -114,7 +155,7 @@ static void drain(struct service *service) {
         return;
     }
     service->phase = SERVICE_DRAINING;
-    p->drain_until_us = service_now_us() + (uint64_t)service->config.server.drain_timeout_ms * 1000;
+    begin_draining(p);
     extend(p);
     notify_status(&p->notify, "draining: %d requests run", gens_count(service->gens));
     server_stop_accepting(service->server);
@@ -126,7 +167,7 @@ static void lose_device(struct process *p, int error) {
     p->status = PROCESS_EXIT_FAILED;
     p->is_lost = true;
     p->service.phase = SERVICE_DRAINING;
-    p->drain_until_us = service_now_us();
+    p->drain_until_us = p->gens_until_us = service_now_us();
     step_drain(p);
 }
 
@@ -199,8 +240,9 @@ static void on_turn(uv_prepare_t *prepare) {
 
     if (service->phase == SERVICE_LOADING || p->is_closing)
         return;
-    tiers_turn(service);
-    service_turn(service);
+    do {
+        tiers_turn(service);
+    } while (service_turn(service));
     start_retrying(p);
     if (gens_count(service->gens) > 0)
         start_ticking(p);

@@ -50,6 +50,29 @@ bool service_is_progressing(const struct service *service) {
     return view.error == 0 && (view.waits_since_us == 0 || service_now_us() - view.waits_since_us < service->stuck_us);
 }
 
+uint64_t service_progress(const struct service *service) {
+    const struct pair *pair = &service->pair;
+    struct session_files_stats files = {0};
+    struct kv_restores_stats restores = {0};
+    struct kv_spill_stats spills = {0};
+    struct kv_vault_stats vault = {0};
+    struct engine_view view;
+
+    if (service->phase == SERVICE_LOADING)
+        return service_now_us(); /* the steps of loading are few and long */
+    engine_look(pair->engine, &view);
+    if (service->files)
+        session_files_stats(service->files, &files);
+    if (pair->restores)
+        kv_restores_stats(pair->restores, &restores);
+    if (pair->spill)
+        kv_spill_stats(pair->spill, &spills);
+    if (pair->vault)
+        kv_vault_stats(pair->vault, &vault);
+    return view.n_plans + files.n_written + files.n_removed + restores.n_copies + spills.n_copies +
+           vault.n_saved_pages + vault.n_reads + vault.n_syncs;
+}
+
 bool service_is_quiet(const struct service *service) {
     struct engine_view view;
 

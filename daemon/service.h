@@ -38,8 +38,9 @@ struct service {
     struct session_files_found sessions_found;
     uint32_t n_sessions_unfit; /* records with tokens that this model does not know */
     struct gens *gens;
-    struct errand *errands; /* oldest first */
-    struct wire_out out;    /* of the message at hand */
+    struct errand *errands;                 /* oldest first */
+    int n_prefetches, n_prefetches_waiting; /* on their way; all that are not over */
+    struct wire_out out;                    /* of the message at hand */
     uint64_t started_us;
     uint64_t stuck_us;                      /* a device that finishes no plan for so long is stuck */
     void (*drain)(struct service *service); /* as SIGTERM */
@@ -61,6 +62,9 @@ void service_write_tiers(struct wire_out *out, struct found found);
 /* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);
 
+/* Grows as long as anything comes on: loading, requests, copies between tiers, records of sessions. */
+uint64_t service_progress(const struct service *service);
+
 /* Nothing is on its way between device and host. */
 bool service_is_quiet(const struct service *service);
 
@@ -69,6 +73,6 @@ void service_update_metrics(struct service *service);
 
 /* Answers or begins one request of a conn; takes the request over. */
 void service_request(struct service *service, struct conn *conn, struct request *request);
-/* Once a turn: what waits goes on, if its time has come. */
-void service_turn(struct service *service);
+/* Once a turn: what waits goes on, if its time has come. True: something began, and the turn is not over. */
+bool service_turn(struct service *service);
 void service_conn_closed(struct service *service, struct conn *conn);
