@@ -11,6 +11,7 @@ enum {
     WINDOW_US = 60 * 1000 * 1000,
     PROBE_US = 30 * 1000 * 1000,
     WRITE_OFF_US = 30 * 1000 * 1000, /* then it is tried again */
+    RETRY_US = 50 * 1000,
     BLOCKS = 1 + 1 + 1 + VAULT_SCANS /* zeros, a file's head, the probe's, headers */
 };
 
@@ -141,9 +142,10 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
         return 0;
     vault->is_closing = true;
     n_out = vault->disk ? disk_close(vault->disk) : 0;
+    if (n_out == 0)
+        vault->disk = NULL;
     if (n_out > 0 || vault->n_work > 0) /* or a worker reads what would be freed */
         return n_out + vault->n_work;
-    vault->disk = NULL;
     catalog_close(vault->catalog);
     segment_close(vault->segments);
     free(vault->blocks);
@@ -358,8 +360,30 @@ static uint64_t sooner(uint64_t a, uint64_t b) { /* 0: never */
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
+static uint64_t n_ended(const struct kv_vault *vault) {
+    struct disk_stats disk;
+    uint64_t n = 0;
+
+    disk_stats(vault->disk, &disk);
+    for (size_t kind = 0; kind < ARRAY_LEN(disk.n_done); kind++)
+        n += disk.n_done[kind] + disk.n_failed[kind];
+    return n;
+}
+
+/* Something is to be done, and nothing is on its way whose coming home would call the next turn: what could not be sent is
+ * tried again. */
+static bool is_stalled(const struct kv_vault *vault) {
+    struct disk_stats disk;
+
+    if (!kv_vault_is_saving(vault) && vault->n_to_blank == 0 && !vault->flushes && !vault->verify.user &&
+        vault->scan_state == VAULT_SCAN_DONE)
+        return false;
+    disk_stats(vault->disk, &disk);
+    return disk.n_out == disk.n_out_late && vault->n_work == 0;
+}
+
 uint64_t kv_vault_turn(struct kv_vault *vault) {
-    uint64_t next;
+    uint64_t next, n;
 
     disk_tick(vault->disk, vault->options.now_us());
     vault_may_write(vault); /* again, if its time has come */
@@ -369,9 +393,17 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     vault_verify_turn(vault);
     blank_turn(vault);
     probe_turn(vault);
+    n = n_ended(vault);
     next = disk_tick(vault->disk, vault->options.now_us());
+    if (n_ended(vault) != n) /* and nothing has been made of it yet */
+        return vault->options.now_us();
     next = sooner(next, vault_sync_due_us(vault));
+<<<<<<< HEAD
     next = sooner(next, vault->write_off_until_us);
+=======
+    if (is_stalled(vault))
+        next = sooner(next, vault->options.now_us() + RETRY_US);
+>>>>>>> vaulttest
     if (vault->breaker.state == KV_BREAKER_OPEN && !vault->probe.is_busy)
         next = sooner(next, vault->breaker.probe_at_us);
     return next;

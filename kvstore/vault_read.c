@@ -54,22 +54,30 @@ void kv_vault_read_cancel(struct kv_vault *vault, struct kv_vault_read *read) {
 
 /* ---- what came ------------------------------------------------------------------------------------------------------ */
 
+/* Those who are answered may ask for more, also for this page again: the fetch is nobody else's until all have been, and
+ * nobody joins it any more. What they ask for does not displace the page before all have seen it. */
 static void finish(struct vault_fetch *fetch, int result) {
     struct kv_vault *vault = fetch->vault;
+    struct kv_shelf *shelf = vault->options.shelf;
+    uint32_t record = fetch->record;
 
     if (result == 0) {
-        kv_shelf_filled(vault->options.shelf, fetch->shelf_record, fetch->group, fetch->checksum);
+        kv_shelf_filled(shelf, fetch->shelf_record, fetch->group, fetch->checksum);
+        kv_shelf_pin(shelf, fetch->shelf_record, fetch->group);
         vault->stats.n_reads++;
         vault->stats.read_bytes += fetch->op.bytes;
     } else {
-        kv_shelf_abandon(vault->options.shelf, fetch->shelf_record, fetch->group);
+        kv_shelf_abandon(shelf, fetch->shelf_record, fetch->group);
     }
+    fetch->record = KV_NO_RECORD;
     if (result == -EIO || result == -EBADMSG) /* nobody shall try it again */
-        vault_forget(vault, fetch->record);
-    vault_unpin(vault, fetch->record);
+        vault_forget(vault, record);
+    vault_unpin(vault, record);
     if (!vault->is_closing)
         answer(fetch, result);
-    fetch->is_busy = false; /* not before: who is answered may ask for the next page */
+    if (result == 0)
+        kv_shelf_unpin(shelf, fetch->shelf_record, fetch->group);
+    fetch->is_busy = false;
 }
 
 /* On another thread: the slot is being filled, so nobody else looks at it. */
