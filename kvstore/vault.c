@@ -12,7 +12,7 @@ enum {
     PROBE_US = 30 * 1000 * 1000,
     WRITE_OFF_US = 30 * 1000 * 1000, /* then it is tried again */
     RETRY_US = 50 * 1000,
-    BLOCKS = 1 + 1 + 1 + VAULT_SCANS /* zeros, a file's head, the probe's, headers */
+    BLOCKS = 1 + 1 + 1 /* zeros, a file's head, the probe's */
 };
 
 static void on_blanked(struct disk_op *op);
@@ -26,8 +26,6 @@ static void init_ops(struct kv_vault *vault) {
     vault->zeros = block;
     vault->file.block = block += vault->alignment;
     vault->probe.block = block += vault->alignment;
-    for (int i = 0; i < VAULT_SCANS; i++)
-        vault->scans[i].block = block += vault->alignment;
     for (int i = 0; i < VAULT_BLANKS; i++) {
         vault->blanks[i].vault = vault;
         vault->blanks[i].op = (struct disk_op){.kind = DISK_WRITE, .done = on_blanked};
@@ -96,10 +94,12 @@ static int open_memory(struct kv_vault *vault, uint32_t n_records) {
     for (int g = 0; g < KV_GROUP_N; g++)
         verify_bytes = max_u64(verify_bytes, vault->options.group[g].slot_bytes);
     vault->verify.buffer = aligned_alloc(vault->alignment, verify_bytes);
+    vault->scan_memory = aligned_alloc(VAULT_SCAN_BYTES, (size_t)VAULT_SCANS * VAULT_SCAN_BYTES);
     vault->segment = calloc(vault->n_segments_max, sizeof *vault->segment);
     vault->save.records = calloc(vault->options.n_pages_max, sizeof *vault->save.records);
     vault->to_blank = calloc((size_t)n_records + 1, sizeof *vault->to_blank);
-    if (!vault->blocks || !vault->verify.buffer || !vault->segment || !vault->save.records || !vault->to_blank)
+    if (!vault->blocks || !vault->verify.buffer || !vault->scan_memory || !vault->segment || !vault->save.records ||
+        !vault->to_blank)
         return -ENOMEM;
     memset(vault->blocks, 0, vault->blocks_bytes);
     return 0;
@@ -150,6 +150,7 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
     segment_close(vault->segments);
     free(vault->blocks);
     free(vault->verify.buffer);
+    free(vault->scan_memory);
     free(vault->segment);
     free(vault->save.records);
     free(vault->to_blank);
@@ -398,12 +399,9 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     if (n_ended(vault) != n) /* and nothing has been made of it yet */
         return vault->options.now_us();
     next = sooner(next, vault_sync_due_us(vault));
-<<<<<<< HEAD
     next = sooner(next, vault->write_off_until_us);
-=======
     if (is_stalled(vault))
         next = sooner(next, vault->options.now_us() + RETRY_US);
->>>>>>> vaulttest
     if (vault->breaker.state == KV_BREAKER_OPEN && !vault->probe.is_busy)
         next = sooner(next, vault->breaker.probe_at_us);
     return next;

@@ -10,13 +10,16 @@
 enum {
     VAULT_WRITES = 4,  /* pages on their way down */
     VAULT_READS = 32,  /* pages on their way up */
-    VAULT_SCANS = 16,  /* headers */
+    VAULT_SCANS = 8,   /* runs of slots */
     VAULT_SYNCS = 4,   /* segments */
     VAULT_BLANKS = 4,  /* headers */
     VAULT_QUEUE = 256, /* chains that wait to be saved */
     VAULT_OPS =
         VAULT_WRITES + VAULT_READS + VAULT_SCANS + VAULT_SYNCS + VAULT_BLANKS + 3, /* a file, a probe, a check */
 };
+
+/* Headers of small slots are read with what lies between them: a disk that does few operations a second still reads much. */
+enum { VAULT_SCAN_BYTES = 1 << 20 };
 
 struct vault_write { /* a page on its way down */
     struct kv_vault *vault;
@@ -73,8 +76,9 @@ struct vault_scan_read {
     struct kv_vault *vault;
     bool is_busy;
     struct disk_op op;
-    void *block;
-    uint32_t slot;
+    void *block; /* [VAULT_SCAN_BYTES] */
+    uint32_t first_slot, n_slots;
+    uint32_t n_singly; /* still to be read one by one */
 };
 
 struct vault_segment {
@@ -136,6 +140,7 @@ struct kv_vault {
 
     /* vault_scan.c */
     struct vault_scan_read scans[VAULT_SCANS];
+    void *scan_memory; /* [VAULT_SCANS] of VAULT_SCAN_BYTES; until all is known */
     enum vault_scan_state { VAULT_SCAN_HEADS, VAULT_SCAN_SLOTS, VAULT_SCAN_DONE } scan_state;
     uint32_t scan_segment;        /* at which it is */
     uint32_t scan_slot, scan_end; /* of its group: the next to read, and the first of the next segment */

@@ -1,6 +1,7 @@
 /* vault_scan: what the folder held at open. First the heads of all segments, before any file is made; then, while the store
  * works already, the headers of their slots. Payloads are held against their headers when they are read. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "vault_internal.h"
@@ -8,13 +9,21 @@
 static void on_head_read(struct disk_op *op);
 static void on_header_read(struct disk_op *op);
 
+static void finish(struct kv_vault *vault) {
+    vault->scan_state = VAULT_SCAN_DONE;
+    free(vault->scan_memory);
+    vault->scan_memory = NULL;
+}
+
 void vault_scan_init(struct kv_vault *vault) {
-    for (int i = 0; i < VAULT_SCANS; i++)
+    for (int i = 0; i < VAULT_SCANS; i++) {
         vault->scans[i].vault = vault;
+        vault->scans[i].block = (char *)vault->scan_memory + (size_t)i * VAULT_SCAN_BYTES;
+    }
     for (uint32_t s = 0; s < vault->n_segments_max; s++)
         vault->stats.n_segments += disk_segment_exists(vault->disk, s);
     if (vault->stats.n_segments == 0)
-        vault->scan_state = VAULT_SCAN_DONE;
+        finish(vault);
 }
 
 static struct vault_scan_read *free_read(struct kv_vault *vault) {
@@ -24,10 +33,11 @@ static struct vault_scan_read *free_read(struct kv_vault *vault) {
     return NULL;
 }
 
-static bool send(struct kv_vault *vault, struct vault_scan_read *read, void (*done)(struct disk_op *op)) {
+static bool send(struct kv_vault *vault, struct vault_scan_read *read, uint32_t bytes,
+                 void (*done)(struct disk_op *op)) {
     read->op.kind = DISK_READ;
     read->op.buffer = read->block;
-    read->op.bytes = vault->alignment;
+    read->op.bytes = bytes;
     read->op.done = done;
     read->is_busy = disk_submit(vault->disk, &read->op, vault->options.now_us()) == 0;
     vault->n_scans_out += read->is_busy;
@@ -78,7 +88,7 @@ static void heads_turn(struct kv_vault *vault) {
             return;
         read->op.segment = vault->scan_segment;
         read->op.offset = 0;
-        if (!send(vault, read, on_head_read))
+        if (!send(vault, read, vault->alignment, on_head_read))
             return;
     }
     if (vault->n_scans_out > 0)
@@ -92,11 +102,11 @@ static void heads_turn(struct kv_vault *vault) {
 
 /* Only what the models that run can find is worth its slot, and what another model of the same shapes left: that has other
  * keys, and stays until its slots are needed. */
-static void take_header(struct kv_vault *vault, const struct vault_scan_read *read) {
+static void take_header(struct kv_vault *vault, uint32_t segment, uint32_t slot, const void *block) {
     const struct kv_vault_options *o = &vault->options;
-    struct catalog_entry entry = {.group = vault->scan_group, .slot = read->slot, .segment = read->op.segment};
+    struct catalog_entry entry = {.group = vault->scan_group, .slot = slot, .segment = segment};
     struct format_slot header;
-    int r = format_slot_read(read->block, &header);
+    int r = format_slot_read(block, &header);
     uint32_t record;
 
     vault->stats.n_scanned++;
@@ -123,16 +133,38 @@ static void take_header(struct kv_vault *vault, const struct vault_scan_read *re
     segment_mark_taken(vault->segments, entry.group, entry.slot);
 }
 
+static bool read_slots(struct kv_vault *vault, struct vault_scan_read *read, uint32_t first_slot, uint32_t n) {
+    read->first_slot = first_slot;
+    read->n_slots = n;
+    vault_locate(vault, vault->scan_group, first_slot, &read->op);
+    return send(vault, read, (n - 1) * vault->options.group[vault->scan_group].slot_bytes + vault->alignment,
+                on_header_read);
+}
+
 static void on_header_read(struct disk_op *op) {
     struct vault_scan_read *read = container_of(op, struct vault_scan_read, op);
     struct kv_vault *vault = read->vault;
+    uint32_t next = read->first_slot + 1;
 
     read->is_busy = false;
     vault->n_scans_out--;
-    if (op->result == 0)
-        take_header(vault, read);
-    else if (op->result != -ECANCELED)
+    if (op->result == -ECANCELED)
+        return;
+    for (uint32_t i = 0; op->result == 0 && i < read->n_slots; i++)
+        take_header(vault, op->segment, read->first_slot + i,
+                    (char *)read->block + (size_t)i * vault->options.group[vault->scan_group].slot_bytes);
+    if (op->result != 0 && read->n_slots > 1) { /* one place that cannot be read hides the others: each for itself */
+        next = read->first_slot;
+        read->n_singly = read->n_slots;
+    } else if (op->result != 0) {
         vault->stats.n_scan_bad++;
+    }
+    if (read->n_singly > 0 && !read_slots(vault, read, next, 1)) {
+        vault->stats.n_scan_bad += read->n_singly;
+        read->n_singly = 0;
+    } else if (read->n_singly > 0) {
+        read->n_singly--;
+    }
 }
 
 /* False: all are done. */
@@ -150,18 +182,24 @@ static bool next_segment(struct kv_vault *vault) {
     return false;
 }
 
+static uint32_t n_at_once(const struct kv_vault *vault) {
+    uint32_t slot_bytes = vault->options.group[vault->scan_group].slot_bytes;
+
+    return slot_bytes <= VAULT_SCAN_BYTES / 4 ? VAULT_SCAN_BYTES / slot_bytes : 1;
+}
+
 static void slots_turn(struct kv_vault *vault) {
     for (;;) {
         while (vault->scan_slot < vault->scan_end) {
             struct vault_scan_read *read = free_read(vault);
+            uint64_t n;
 
             if (!read)
                 return;
-            read->slot = vault->scan_slot;
-            vault_locate(vault, vault->scan_group, read->slot, &read->op);
-            if (!send(vault, read, on_header_read))
+            n = min_u64(vault->scan_end - vault->scan_slot, n_at_once(vault));
+            if (!read_slots(vault, read, vault->scan_slot, (uint32_t)n))
                 return;
-            vault->scan_slot++;
+            vault->scan_slot += (uint32_t)n;
         }
         if (vault->n_scans_out > 0)
             return;
@@ -170,7 +208,7 @@ static void slots_turn(struct kv_vault *vault) {
             vault->stats.n_segments_scanned++;
         }
         if (!next_segment(vault)) {
-            vault->scan_state = VAULT_SCAN_DONE;
+            finish(vault);
             return;
         }
     }
