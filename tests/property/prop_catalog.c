@@ -23,11 +23,11 @@ struct entry {
     int name;
     uint32_t record, slot, n_pins;
     uint64_t used, stored_tick;
-    bool was_read;
+    bool was_read, is_guarded;
 };
 
 struct world {
-    uint64_t random, tick, stored_tick;
+    uint64_t random, first_tick, tick, stored_tick;
     struct catalog *catalog;
     struct entry entries[N_RECORDS];
     uint32_t next_slot;
@@ -91,7 +91,7 @@ static struct entry *oldest(struct world *w, enum kv_group group) {
     for (int i = 0; i < N_RECORDS; i++) {
         struct entry *e = &w->entries[i];
 
-        if (e->state == STORED && e->n_pins == 0 && entry_of(e->name).group == group &&
+        if (e->state == STORED && e->n_pins == 0 && !e->is_guarded && entry_of(e->name).group == group &&
             (best == NULL || e->used < best->used))
             best = e;
     }
@@ -99,10 +99,16 @@ static struct entry *oldest(struct world *w, enum kv_group group) {
 }
 
 static void act(struct world *w, struct entry *e) {
-    switch (below(w, 6)) {
+    switch (below(w, 7)) {
     case 0:
         if (e->state != WRITING)
             return;
+        if (below(w, 3) == 0) {
+            catalog_found(w->catalog, e->record);
+            e->state = STORED;
+            e->used = --w->first_tick;
+            return;
+        }
         e->stored_tick = ++w->stored_tick;
         catalog_stored(w->catalog, e->record, e->stored_tick);
         e->state = STORED;
@@ -118,17 +124,28 @@ static void act(struct world *w, struct entry *e) {
     case 2:
         if (e->n_pins == 0)
             return;
-        CHECK(catalog_unpin(w->catalog, e->record) == (--e->n_pins == 0 && e->state == DROPPED));
-        if (e->n_pins == 0 && e->state == DROPPED)
-            e->state = GONE;
-        else if (e->n_pins == 0)
+        CHECK(catalog_unpin(w->catalog, e->record) == (--e->n_pins == 0 && e->state == DROPPED && !e->is_guarded));
+        if (e->n_pins == 0 && e->state == STORED)
             e->used = ++w->tick;
+        else if (e->n_pins == 0 && !e->is_guarded)
+            e->state = GONE;
+        return;
+    case 5:
+        if (!e->is_guarded && e->state == STORED)
+            catalog_guard(w->catalog, e->record);
+        else if (e->is_guarded)
+            CHECK(catalog_unguard(w->catalog, e->record) == (e->n_pins == 0 && e->state == DROPPED));
+        else
+            return;
+        e->is_guarded = !e->is_guarded;
+        if (!e->is_guarded && e->n_pins == 0 && e->state == DROPPED)
+            e->state = GONE;
         return;
     case 3:
         if (e->state == GONE || e->state == DROPPED)
             return;
-        CHECK(catalog_drop(w->catalog, e->record) == (e->n_pins == 0));
-        e->state = e->n_pins == 0 ? GONE : DROPPED;
+        CHECK(catalog_drop(w->catalog, e->record) == (e->n_pins == 0 && !e->is_guarded));
+        e->state = e->n_pins == 0 && !e->is_guarded ? GONE : DROPPED;
         return;
     case 4:
         if (e->state == GONE)
@@ -205,6 +222,7 @@ int main(int argc, char **argv) {
 
     w.random = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)w.random);
+    w.first_tick = w.tick = 1 << 20;
     CHECK(catalog_open(N_RECORDS, &w.catalog) == 0);
     for (int step = 0; step < N_STEPS; step++) {
         if (below(&w, 3) == 0)
