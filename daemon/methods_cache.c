@@ -148,12 +148,14 @@ static void enter(struct chore *chore, enum chore_state state) {
     chore->errand.has_moved = true;
 }
 
-/* Or others go on and on. */
+/* What was answered has let go of its pages, and they are below. Or others go on and on. */
 static bool is_spilled(const struct chore *chore) {
     const struct pair *pair = &chore->errand.service->pair;
+    struct engine_view view;
 
-    return chore->errand.is_stopping || !pair->spill || kv_spill_is_idle(pair->spill) ||
-           service_now_us() >= chore->until_us;
+    engine_look(pair->engine, &view);
+    return chore->errand.is_stopping || service_now_us() >= chore->until_us ||
+           (view.n_leaving == 0 && (!pair->spill || kv_spill_is_idle(pair->spill)));
 }
 
 /* ---- making room ---------------------------------------------------------------------------------------------------- */

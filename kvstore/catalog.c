@@ -11,7 +11,7 @@ enum record_state {
     RECORD_FREE,
     RECORD_WRITING,
     RECORD_STORED,
-    RECORD_DROPPED, /* STORED until its last pin goes, and not found */
+    RECORD_DROPPED, /* STORED until its last pin or guard goes, and not found */
 };
 
 struct record {
@@ -21,7 +21,7 @@ struct record {
     uint32_t page_idx, uid, slot, segment;
     uint32_t n_pins;
     uint8_t group, state;
-    bool was_read;
+    bool was_read, is_guarded;
     uint64_t stored_tick, used;
 };
 
@@ -35,7 +35,7 @@ struct catalog {
     struct record *records;
     uint32_t *table; /* first record of each chain, or KV_NO_RECORD */
     uint32_t table_mask;
-    uint64_t tick;
+    uint64_t first_tick, tick; /* of the longest unused, the last used */
     struct group group[KV_GROUP_N];
 };
 
@@ -46,6 +46,7 @@ int catalog_open(uint32_t n_records_max, struct catalog **ret_catalog) {
 
     if (!catalog)
         return -ENOMEM;
+    catalog->first_tick = catalog->tick = UINT64_MAX / 2;
     while (n_table < n_records_max)
         n_table *= 2;
     catalog->table_mask = (uint32_t)(n_table - 1);
@@ -138,6 +139,17 @@ static void append(struct catalog *catalog, uint32_t r) {
     group->newest = r;
 }
 
+static void prepend(struct catalog *catalog, uint32_t r) {
+    struct record *record = &catalog->records[r];
+    struct group *group = &catalog->group[record->group];
+
+    record->used = --catalog->first_tick;
+    record->newer = group->oldest;
+    record->older = KV_NO_RECORD;
+    *(group->oldest != KV_NO_RECORD ? &catalog->records[group->oldest].older : &group->newest) = r;
+    group->oldest = r;
+}
+
 static void detach(struct catalog *catalog, uint32_t r) {
     struct record *record = &catalog->records[r];
     struct group *group = &catalog->group[record->group];
@@ -147,7 +159,11 @@ static void detach(struct catalog *catalog, uint32_t r) {
 }
 
 uint32_t catalog_oldest(const struct catalog *catalog, enum kv_group group) {
-    return catalog->group[group].oldest;
+    uint32_t r = catalog->group[group].oldest;
+
+    while (r != KV_NO_RECORD && catalog->records[r].is_guarded)
+        r = catalog->records[r].newer;
+    return r;
 }
 
 uint32_t catalog_next(const struct catalog *catalog, uint32_t record) {
@@ -180,7 +196,7 @@ int catalog_put(struct catalog *catalog, const struct catalog_entry *entry, uint
     return 0;
 }
 
-void catalog_stored(struct catalog *catalog, uint32_t r, uint64_t tick) {
+static void make_stored(struct catalog *catalog, uint32_t r, uint64_t tick) {
     struct record *record = &catalog->records[r];
 
     assert(record->state == RECORD_WRITING);
@@ -188,7 +204,16 @@ void catalog_stored(struct catalog *catalog, uint32_t r, uint64_t tick) {
     record->stored_tick = tick;
     catalog->group[record->group].n_writing--;
     catalog->group[record->group].n_stored++;
+}
+
+void catalog_stored(struct catalog *catalog, uint32_t r, uint64_t tick) {
+    make_stored(catalog, r, tick);
     append(catalog, r);
+}
+
+void catalog_found(struct catalog *catalog, uint32_t r) {
+    make_stored(catalog, r, 0);
+    prepend(catalog, r);
 }
 
 struct catalog_view catalog_look(const struct catalog *catalog, uint32_t r) {
@@ -221,6 +246,16 @@ static void free_record(struct catalog *catalog, uint32_t r) {
     kv_pool_give(&catalog->free_records, r);
 }
 
+static bool free_dropped(struct catalog *catalog, uint32_t r) {
+    const struct record *record = &catalog->records[r];
+
+    if (record->state != RECORD_DROPPED || record->n_pins > 0 || record->is_guarded)
+        return false;
+    catalog->group[record->group].n_stored--;
+    free_record(catalog, r);
+    return true;
+}
+
 bool catalog_unpin(struct catalog *catalog, uint32_t r) {
     struct record *record = &catalog->records[r];
 
@@ -228,13 +263,20 @@ bool catalog_unpin(struct catalog *catalog, uint32_t r) {
     if (--record->n_pins > 0)
         return false;
     catalog->group[record->group].n_pinned--;
-    if (record->state == RECORD_STORED) {
+    if (record->state == RECORD_STORED)
         append(catalog, r);
-        return false;
-    }
-    catalog->group[record->group].n_stored--;
-    free_record(catalog, r);
-    return true;
+    return free_dropped(catalog, r);
+}
+
+void catalog_guard(struct catalog *catalog, uint32_t r) {
+    assert(catalog->records[r].state == RECORD_STORED && !catalog->records[r].is_guarded);
+    catalog->records[r].is_guarded = true;
+}
+
+bool catalog_unguard(struct catalog *catalog, uint32_t r) {
+    assert(catalog->records[r].is_guarded);
+    catalog->records[r].is_guarded = false;
+    return free_dropped(catalog, r);
 }
 
 void catalog_touch(struct catalog *catalog, uint32_t r) {
@@ -252,15 +294,10 @@ bool catalog_drop(struct catalog *catalog, uint32_t r) {
         free_record(catalog, r);
         return true;
     }
-    if (record->n_pins > 0) {
-        record->state = RECORD_DROPPED;
-        return false;
-    }
-    assert(record->state == RECORD_STORED);
-    detach(catalog, r);
-    catalog->group[record->group].n_stored--;
-    free_record(catalog, r);
-    return true;
+    if (record->state == RECORD_STORED && record->n_pins == 0)
+        detach(catalog, r);
+    record->state = RECORD_DROPPED;
+    return free_dropped(catalog, r);
 }
 
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
@@ -273,7 +310,7 @@ void catalog_stats(const struct catalog *catalog, enum kv_group group, struct ca
 
 static const char *check_group(const struct catalog *catalog, enum kv_group g) {
     const struct group *group = &catalog->group[g];
-    uint32_t n_writing = 0, n_stored = 0, n_pinned = 0, n_listed = 0, before = KV_NO_RECORD;
+    uint32_t n_writing = 0, n_stored = 0, n_pinned = 0, n_may_leave = 0, n_listed = 0, before = KV_NO_RECORD;
 
     for (uint32_t r = 0; r < catalog->free_records.n_slots; r++) {
         const struct record *record = &catalog->records[r];
@@ -285,7 +322,8 @@ static const char *check_group(const struct catalog *catalog, enum kv_group g) {
         n_writing += record->state == RECORD_WRITING;
         n_stored += record->state != RECORD_WRITING;
         n_pinned += record->n_pins > 0;
-        if (record->n_pins == 0 && record->state == RECORD_DROPPED)
+        n_may_leave += record->state == RECORD_STORED && record->n_pins == 0;
+        if (record->n_pins == 0 && !record->is_guarded && record->state == RECORD_DROPPED)
             return "a dropped record stayed after its last pin";
     }
     for (uint32_t r = group->oldest; r != KV_NO_RECORD; before = r, r = catalog->records[r].newer) {
@@ -295,7 +333,7 @@ static const char *check_group(const struct catalog *catalog, enum kv_group g) {
             ++n_listed > n_stored)
             return "the list of those that may leave is wrong";
     }
-    if (group->newest != before || n_listed != n_stored - n_pinned)
+    if (group->newest != before || n_listed != n_may_leave)
         return "the list of those that may leave is not all of them";
     if (n_writing != group->n_writing || n_stored != group->n_stored || n_pinned != group->n_pinned)
         return "a counter is wrong";

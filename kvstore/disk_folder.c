@@ -346,6 +346,29 @@ int disk_segment_open(const struct disk_folder *folder, uint32_t segment, uint64
     return r != 0 ? r : fd;
 }
 
+int disk_segment_peek(const struct disk_folder *folder, uint32_t segment, void *ret_bytes, size_t n,
+                      uint64_t *ret_file_bytes) {
+    struct name name = segment_name(segment);
+    struct stat status;
+    size_t n_read = 0;
+    ssize_t r = 1;
+    int fd = open_file(folder, name.text, O_RDONLY | O_NONBLOCK);
+
+    if (fd < 0)
+        return fd;
+    while (n_read < n && (r > 0 || (r < 0 && errno == EINTR))) {
+        r = pread(fd, (char *)ret_bytes + n_read, n - n_read, (off_t)n_read);
+        n_read += r > 0 ? (size_t)r : 0;
+    }
+    r = r < 0 || fstat(fd, &status) != 0 ? -errno : 0;
+    close(fd);
+    if (r != 0)
+        return (int)r;
+    memset((char *)ret_bytes + n_read, 0, n - n_read);
+    *ret_file_bytes = (uint64_t)status.st_size;
+    return 0;
+}
+
 int disk_segment_remove(const struct disk_folder *folder, uint32_t segment) {
     struct name name = segment_name(segment);
 

@@ -11,7 +11,8 @@ enum {
     WINDOW_US = 60 * 1000 * 1000,
     PROBE_US = 30 * 1000 * 1000,
     WRITE_OFF_US = 30 * 1000 * 1000, /* then it is tried again */
-    BLOCKS = 1 + 1 + 1 + VAULT_SCANS /* zeros, a file's head, the probe's, headers */
+    RETRY_US = 50 * 1000,
+    BLOCKS = 1 + 1 + 1 /* zeros, a file's head, the probe's */
 };
 
 static void on_blanked(struct disk_op *op);
@@ -25,8 +26,6 @@ static void init_ops(struct kv_vault *vault) {
     vault->zeros = block;
     vault->file.block = block += vault->alignment;
     vault->probe.block = block += vault->alignment;
-    for (int i = 0; i < VAULT_SCANS; i++)
-        vault->scans[i].block = block += vault->alignment;
     for (int i = 0; i < VAULT_BLANKS; i++) {
         vault->blanks[i].vault = vault;
         vault->blanks[i].op = (struct disk_op){.kind = DISK_WRITE, .done = on_blanked};
@@ -66,7 +65,7 @@ static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
                                        .segment_bytes = vault->segment_bytes,
                                        .first_offset = vault->alignment,
                                        .cap_bytes = o->disk_bytes};
-    uint64_t n_records = 0;
+    uint64_t n_records = 0, most = max_u64(o->disk_bytes, (uint64_t)vault->n_segments_max * vault->segment_bytes);
     int r;
 
     for (int g = 0; g < KV_GROUP_N; g++) {
@@ -76,14 +75,14 @@ static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
         if (o->group[g].slot_bytes % vault->alignment != 0)
             return -EINVAL;
         segments.group[g].cap_bytes = max_u64(o->disk_bytes / 100 * o->group[g].share, vault->segment_bytes);
-        n_records += segments.group[g].cap_bytes / o->group[g].slot_bytes;
+        n_records += max_u64(most / 100 * o->group[g].share, vault->segment_bytes) / o->group[g].slot_bytes;
     }
     if (n_records >= KV_NO_RECORD / 2)
         return -EINVAL;
     r = segment_open(&segments, &vault->segments);
     if (r == 0)
         r = catalog_open((uint32_t)n_records, &vault->catalog);
-    *ret_n_records = (uint32_t)n_records;
+    *ret_n_records = vault->n_records_max = (uint32_t)n_records;
     return r;
 }
 
@@ -95,10 +94,13 @@ static int open_memory(struct kv_vault *vault, uint32_t n_records) {
     for (int g = 0; g < KV_GROUP_N; g++)
         verify_bytes = max_u64(verify_bytes, vault->options.group[g].slot_bytes);
     vault->verify.buffer = aligned_alloc(vault->alignment, verify_bytes);
+    vault->scan_memory = aligned_alloc(VAULT_SCAN_BYTES, (size_t)VAULT_SCANS * VAULT_SCAN_BYTES);
     vault->segment = calloc(vault->n_segments_max, sizeof *vault->segment);
     vault->save.records = calloc(vault->options.n_pages_max, sizeof *vault->save.records);
+    vault->save.keys = calloc(vault->options.n_pages_max, sizeof *vault->save.keys);
     vault->to_blank = calloc((size_t)n_records + 1, sizeof *vault->to_blank);
-    if (!vault->blocks || !vault->verify.buffer || !vault->segment || !vault->save.records || !vault->to_blank)
+    if (!vault->blocks || !vault->verify.buffer || !vault->scan_memory || !vault->segment || !vault->save.records ||
+        !vault->save.keys || !vault->to_blank)
         return -ENOMEM;
     memset(vault->blocks, 0, vault->blocks_bytes);
     return 0;
@@ -114,15 +116,17 @@ int kv_vault_open(const struct kv_vault_options *options, struct kv_vault **ret_
     if (!vault)
         return -ENOMEM;
     vault->options = *options;
-    vault->segment_bytes = segment_bytes_for(options->disk_bytes);
-    vault->n_segments_max = (uint32_t)(options->disk_bytes / vault->segment_bytes);
     vault->next_of_all = KV_NO_RECORD;
     vault->budget_bytes = (double)options->write_bytes_per_day;
     vault->budget_us = options->now_us();
     kv_breaker_init(&vault->breaker, &breaker);
-    r = vault->n_segments_max > 0 ? open_disk(vault) : -EINVAL;
+    r = vault_survey(vault);
+    if (r == 0)
+        r = open_disk(vault);
     if (r == 0)
         r = open_maps(vault, &n_records);
+    if (r == 0)
+        r = vault_mark_strangers(vault);
     if (r == 0)
         r = open_memory(vault, n_records);
     if (r != 0) {
@@ -141,15 +145,18 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
         return 0;
     vault->is_closing = true;
     n_out = vault->disk ? disk_close(vault->disk) : 0;
+    if (n_out == 0)
+        vault->disk = NULL;
     if (n_out > 0 || vault->n_work > 0) /* or a worker reads what would be freed */
         return n_out + vault->n_work;
-    vault->disk = NULL;
     catalog_close(vault->catalog);
     segment_close(vault->segments);
     free(vault->blocks);
     free(vault->verify.buffer);
+    free(vault->scan_memory);
     free(vault->segment);
     free(vault->save.records);
+    free(vault->save.keys);
     free(vault->to_blank);
     free(vault);
     return 0;
@@ -161,23 +168,52 @@ static void give_slot(struct kv_vault *vault, const struct catalog_view *view) {
     segment_give(vault->segments, view->group, view->slot);
 }
 
-static void blank_later(struct kv_vault *vault, const struct catalog_view *view) {
-    vault->to_blank[vault->n_to_blank].slot = view->slot;
-    vault->to_blank[vault->n_to_blank++].group = view->group;
+/* Records and slots to be blanked are no more than records can be: see vault_has_room(). */
+void vault_blank(struct kv_vault *vault, enum kv_group group, uint32_t slot) {
+    assert(vault->n_to_blank < vault->n_records_max);
+    vault->to_blank[vault->n_to_blank].slot = slot;
+    vault->to_blank[vault->n_to_blank++].group = group;
 }
 
 void vault_forget(struct kv_vault *vault, uint32_t record) {
     struct catalog_view view = catalog_look(vault->catalog, record);
 
     if (catalog_drop(vault->catalog, record))
-        blank_later(vault, &view);
+        vault_blank(vault, view.group, view.slot);
 }
 
 void vault_unpin(struct kv_vault *vault, uint32_t record) {
     struct catalog_view view = catalog_look(vault->catalog, record);
 
     if (catalog_unpin(vault->catalog, record))
-        blank_later(vault, &view);
+        vault_blank(vault, view.group, view.slot);
+}
+
+void vault_unguard(struct kv_vault *vault, uint32_t record) {
+    struct catalog_view view = catalog_look(vault->catalog, record);
+
+    if (catalog_unguard(vault->catalog, record))
+        vault_blank(vault, view.group, view.slot);
+}
+
+uint32_t vault_n_to_blank(const struct kv_vault *vault) {
+    uint32_t n = vault->n_to_blank;
+
+    for (int i = 0; i < VAULT_BLANKS; i++)
+        n += vault->blanks[i].is_busy;
+    return n;
+}
+
+bool vault_has_room(const struct kv_vault *vault) {
+    uint32_t n = vault->n_to_blank;
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        struct catalog_group_stats group;
+
+        catalog_stats(vault->catalog, (enum kv_group)g, &group);
+        n += group.n_stored + group.n_writing;
+    }
+    return n < vault->n_records_max;
 }
 
 void vault_evict(struct kv_vault *vault, uint32_t record) {
@@ -194,6 +230,10 @@ static void on_blanked(struct disk_op *op) {
 
     blank->is_busy = false;
     blank->vault->stats.n_blank_errors += op->result != 0 && op->result != -ECANCELED;
+    if (op->result == 0) {
+        blank->vault->tick++;
+        vault_stored_in(blank->vault, op->segment, op->bytes);
+    }
     segment_give(blank->vault->segments, blank->group, blank->slot);
 }
 
@@ -254,6 +294,12 @@ uint64_t kv_vault_evict_bytes(struct kv_vault *vault, uint64_t n_bytes) {
 uint64_t kv_vault_purge(struct kv_vault *vault, uint32_t uid) {
     uint64_t n_dropped = 0;
 
+    vault_purge_saves(vault, uid);
+    if (vault->scan_state != VAULT_SCAN_DONE) { /* what is found from now on was written before */
+        if (vault->n_purged < VAULT_PURGES)
+            vault->purged[vault->n_purged] = uid;
+        vault->n_purged++;
+    }
     for (uint32_t record = 0; (record = catalog_next(vault->catalog, record)) != KV_NO_RECORD; record++) {
         struct catalog_view view = catalog_look(vault->catalog, record);
 
@@ -280,11 +326,33 @@ bool vault_may_write(struct kv_vault *vault) {
 }
 
 /* No space, no leave: reading goes on, and writing is tried again later. */
+bool vault_is_no_space(int error) {
+    return error == -ENOSPC || error == -EDQUOT || error == -EROFS || error == -EACCES || error == -EPERM;
+}
+
 void vault_write_failed(struct kv_vault *vault, int error) {
     vault->stats.n_write_errors++;
     vault->stats.write_error = error;
-    if (error == -ENOSPC || error == -EDQUOT || error == -EROFS || error == -EACCES || error == -EPERM)
+    if (vault_is_no_space(error))
         vault->write_off_until_us = vault->options.now_us() + WRITE_OFF_US;
+}
+
+/* An operation that did not come home when it was called, and not after as long again: its memory is lost to us. */
+static void quarantine_turn(struct kv_vault *vault) {
+    uint64_t now = vault->options.now_us();
+    struct disk_stats disk;
+
+    disk_stats(vault->disk, &disk);
+    if (disk.n_out_late <= vault->n_quarantined) {
+        vault->n_quarantined = disk.n_out_late;
+        vault->quarantine_us = 0;
+    } else if (vault->quarantine_us == 0) {
+        vault->quarantine_us = now + vault->options.deadline_us;
+    } else if (now >= vault->quarantine_us) {
+        vault->n_quarantined = disk.n_out_late;
+        vault->quarantine_us = 0;
+        kv_breaker_trip(&vault->breaker, now);
+    }
 }
 
 /* Writes zeros where nothing lies, and reads them back; if all slots are taken it reads one. */
@@ -307,6 +375,10 @@ static void probe_turn(struct kv_vault *vault) {
 
         while (segment < vault->n_segments_max && !disk_segment_exists(vault->disk, segment))
             segment++;
+        if (segment == vault->n_segments_max) { /* there is nothing to ask: who makes the first file finds out */
+            kv_breaker_report_probe(&vault->breaker, true, now);
+            return;
+        }
         vault->probe.op.kind = DISK_READ;
         vault->probe.op.segment = segment;
         vault->probe.op.offset = 0;
@@ -358,20 +430,50 @@ static uint64_t sooner(uint64_t a, uint64_t b) { /* 0: never */
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
+static uint64_t n_ended(const struct kv_vault *vault) {
+    struct disk_stats disk;
+    uint64_t n = 0;
+
+    disk_stats(vault->disk, &disk);
+    for (size_t kind = 0; kind < ARRAY_LEN(disk.n_done); kind++)
+        n += disk.n_done[kind] + disk.n_failed[kind];
+    return n;
+}
+
+/* Something is to be done, and nothing is on its way whose coming home would call the next turn: what could not be sent is
+ * tried again. */
+static bool is_stalled(const struct kv_vault *vault) {
+    struct disk_stats disk;
+
+    if (!kv_vault_is_saving(vault) && vault->n_to_blank == 0 && !vault->flushes && !vault->verify.user &&
+        vault->scan_state == VAULT_SCAN_DONE)
+        return false;
+    disk_stats(vault->disk, &disk);
+    return disk.n_out == disk.n_out_late && vault->n_work == 0;
+}
+
 uint64_t kv_vault_turn(struct kv_vault *vault) {
-    uint64_t next;
+    uint64_t next, n;
 
     disk_tick(vault->disk, vault->options.now_us());
     vault_may_write(vault); /* again, if its time has come */
+    quarantine_turn(vault);
     vault_scan_turn(vault);
+    vault_files_turn(vault);
     vault_save_turn(vault);
     vault_sync_turn(vault);
     vault_verify_turn(vault);
     blank_turn(vault);
     probe_turn(vault);
+    n = n_ended(vault);
     next = disk_tick(vault->disk, vault->options.now_us());
+    if (n_ended(vault) != n) /* and nothing has been made of it yet */
+        return vault->options.now_us();
     next = sooner(next, vault_sync_due_us(vault));
     next = sooner(next, vault->write_off_until_us);
+    next = sooner(next, vault->removal.retry_at_us);
+    if (is_stalled(vault))
+        next = sooner(next, vault->options.now_us() + RETRY_US);
     if (vault->breaker.state == KV_BREAKER_OPEN && !vault->probe.is_busy)
         next = sooner(next, vault->breaker.probe_at_us);
     return next;
@@ -434,20 +536,19 @@ void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_sta
     ret_stats->is_off = vault->breaker.state != KV_BREAKER_CLOSED;
     ret_stats->is_write_off = vault->write_off_until_us != 0;
     ret_stats->is_scanning = vault->scan_state != VAULT_SCAN_DONE;
-    ret_stats->n_to_blank = vault->n_to_blank;
-    for (int i = 0; i < VAULT_BLANKS; i++)
-        ret_stats->n_to_blank += vault->blanks[i].is_busy;
+    ret_stats->n_to_blank = vault_n_to_blank(vault);
     disk_stats(vault->disk, &ret_stats->disk);
 }
 
 const char *kv_vault_check(const struct kv_vault *vault) {
     const char *wrong = catalog_check(vault->catalog);
     struct segment_stats segments;
-    uint64_t n_held = vault->n_to_blank + vault->probe.has_slot * vault->probe.is_busy, n_taken = 0;
+    uint64_t n_held = vault_n_to_blank(vault) + vault->n_foreign_slots, n_taken = 0;
 
     if (wrong == NULL)
         wrong = segment_check(vault->segments);
     segment_stats(vault->segments, &segments);
+    n_held += vault->probe.is_busy && vault->probe.has_slot;
     for (int g = 0; g < KV_GROUP_N; g++) {
         struct catalog_group_stats group;
 
@@ -455,7 +556,5 @@ const char *kv_vault_check(const struct kv_vault *vault) {
         n_held += group.n_stored + group.n_writing;
         n_taken += segments.group[g].n_taken + segments.group[g].n_taken_elsewhere;
     }
-    for (int i = 0; i < VAULT_BLANKS; i++)
-        n_held += vault->blanks[i].is_busy;
     return wrong != NULL || n_held == n_taken ? wrong : "the slots in use are not those that something lies in";
 }

@@ -84,8 +84,8 @@ struct kv_vault_flush { /* embedded in who waits */
     uint64_t n_saves, n_alls, n_failed_syncs, tick; /* the vault's */
     bool is_written;
 };
-/* done(0) when everything that was to be saved before this call is written, as far as it could be, and survives a power
- * cut; -EIO: a sync failed, or the disk is off. */
+/* done(0) when everything that was to be saved or blanked before this call is written, as far as it could be, and survives
+ * a power cut; -EIO: a sync failed or is late, or the disk is off. */
 void kv_vault_flush(struct kv_vault *vault, struct kv_vault_flush *flush);
 void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush); /* no done comes; or it came */
 
@@ -115,7 +115,8 @@ void kv_vault_read_cancel(struct kv_vault *vault, struct kv_vault_read *read);
 
 /* Drops what is not pinned, the longest unused first, and blanks its header. Returns the bytes. */
 uint64_t kv_vault_evict_bytes(struct kv_vault *vault, uint64_t n_bytes);
-/* The same for all of one user. Pinned ones go when they are unpinned. */
+/* The same for all of one user, and for what of him is being saved or is yet to be found in the folder. Pinned ones go when
+ * they are unpinned. */
 uint64_t kv_vault_purge(struct kv_vault *vault, uint32_t uid);
 
 /* Reads everything once and holds it against its checksum; what is damaged is forgotten. -EALREADY: one is running. */
@@ -138,6 +139,7 @@ struct kv_vault_stats {
     uint64_t n_syncs, n_sync_errors, n_lost;        /* lost: pages whose sync failed */
     uint64_t n_never_read;                          /* pages that left without having been read */
     uint64_t n_to_blank, n_blank_errors;            /* headers still to be blanked; that could not be */
+    uint64_t n_remove_errors;                       /* of files that were too many, or retired */
     uint64_t budget_bytes;                          /* left of the day's; UINT64_MAX: no limit */
     uint64_t n_breaker_opened;
     bool is_off, is_write_off;                                   /* the breaker is open; no space, or read only */

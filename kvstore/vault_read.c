@@ -54,22 +54,30 @@ void kv_vault_read_cancel(struct kv_vault *vault, struct kv_vault_read *read) {
 
 /* ---- what came ------------------------------------------------------------------------------------------------------ */
 
+/* Those who are answered may ask for more, also for this page again: the fetch is nobody else's until all have been, and
+ * nobody joins it any more. What they ask for does not displace the page before all have seen it. */
 static void finish(struct vault_fetch *fetch, int result) {
     struct kv_vault *vault = fetch->vault;
+    struct kv_shelf *shelf = vault->options.shelf;
+    uint32_t record = fetch->record;
 
     if (result == 0) {
-        kv_shelf_filled(vault->options.shelf, fetch->shelf_record, fetch->group, fetch->checksum);
+        kv_shelf_filled(shelf, fetch->shelf_record, fetch->group, fetch->checksum);
+        kv_shelf_pin(shelf, fetch->shelf_record, fetch->group);
         vault->stats.n_reads++;
         vault->stats.read_bytes += fetch->op.bytes;
     } else {
-        kv_shelf_abandon(vault->options.shelf, fetch->shelf_record, fetch->group);
+        kv_shelf_abandon(shelf, fetch->shelf_record, fetch->group);
     }
+    fetch->record = KV_NO_RECORD;
     if (result == -EIO || result == -EBADMSG) /* nobody shall try it again */
-        vault_forget(vault, fetch->record);
-    vault_unpin(vault, fetch->record);
+        vault_forget(vault, record);
+    vault_unpin(vault, record);
     if (!vault->is_closing)
         answer(fetch, result);
-    fetch->is_busy = false; /* not before: who is answered may ask for the next page */
+    if (result == 0)
+        kv_shelf_unpin(shelf, fetch->shelf_record, fetch->group);
+    fetch->is_busy = false;
 }
 
 /* On another thread: the slot is being filled, so nobody else looks at it. */
@@ -141,6 +149,13 @@ static struct vault_fetch *find_fetch(struct kv_vault *vault, uint32_t record) {
     return NULL;
 }
 
+bool vault_is_reading(const struct kv_vault *vault) {
+    for (int i = 0; i < VAULT_READS; i++)
+        if (vault->fetches[i].is_busy && !vault->fetches[i].op.is_late)
+            return true;
+    return false;
+}
+
 static struct vault_fetch *free_fetch(struct kv_vault *vault) {
     for (int i = 0; i < VAULT_READS; i++)
         if (!vault->fetches[i].is_busy)
@@ -164,21 +179,20 @@ int kv_vault_read(struct kv_vault *vault, const struct kv_page_name *name, enum 
 
     if (record == KV_NO_RECORD)
         return KV_VAULT_E_NONE;
-    if (fetch && fetch->op.is_late)
+    if (vault->breaker.state == KV_BREAKER_OPEN || (fetch && fetch->op.is_late))
         return KV_VAULT_E_OFF;
     if (fetch) {
         wait_for(fetch, read);
         return 0;
     }
+    if (!kv_breaker_is_ready(&vault->breaker)) /* one tries whether the disk works again */
+        return KV_VAULT_E_BUSY;
     fetch = free_fetch(vault);
     view = catalog_look(vault->catalog, record);
     full.uid = view.uid;
     if (!fetch || kv_shelf_reserve(vault->options.shelf, &full, group, &fetch->shelf_record, &payload) != 0)
         return KV_VAULT_E_BUSY;
-    if (!kv_breaker_admits(&vault->breaker, &fetch->ticket)) {
-        kv_shelf_abandon(vault->options.shelf, fetch->shelf_record, group);
-        return KV_VAULT_E_OFF;
-    }
+    kv_breaker_admits(&vault->breaker, &fetch->ticket); /* it is ready */
     catalog_pin(vault->catalog, record);
     fetch->is_busy = true;
     fetch->is_reported = false;

@@ -18,6 +18,17 @@ static bool names(const struct kv_vault *vault, uint32_t record, const struct kv
     return memcmp(&name.key, key, sizeof *key) == 0;
 }
 
+/* The one that gives its place to one that must be. */
+static struct vault_save *last_worth(struct kv_vault *vault) {
+    for (uint32_t i = vault->n_queued; i-- > 0;) {
+        struct vault_save *save = &vault->queue[(vault->queue_first + i) % VAULT_QUEUE];
+
+        if (save->why == KV_VAULT_SAVE_WORTH)
+            return save;
+    }
+    return NULL;
+}
+
 void kv_vault_save(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_save why) {
     struct kv_page_name name = kv_shelf_name(vault->options.shelf, shelf_record);
 
@@ -35,7 +46,11 @@ void kv_vault_save(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_
         return;
     }
     if (vault->n_queued == VAULT_QUEUE) {
+        struct vault_save *last = why == KV_VAULT_SAVE_MUST ? last_worth(vault) : NULL;
+
         vault->stats.n_skipped_full++;
+        if (last)
+            *last = (struct vault_save){.key = name.key, .shelf_record = shelf_record, .why = why};
         return;
     }
     vault->queue[(vault->queue_first + vault->n_queued++) % VAULT_QUEUE] =
@@ -82,6 +97,7 @@ static bool collect(struct kv_vault *vault, uint32_t record) {
             }
         }
         vault->save.records[page] = record;
+        vault->save.keys[page] = name.key;
         has_draft = has_draft &&
                     (kv_shelf_payload_bytes(shelf, KV_DRAFT_FULL) == 0 || kv_shelf_has(shelf, record, KV_DRAFT_FULL));
         if (has_draft)
@@ -102,6 +118,7 @@ static void begin(struct kv_vault *vault, uint32_t record, enum kv_vault_save wh
         return;
     }
     vault->save.is_running = true;
+    vault->save.uid = kv_shelf_name(vault->options.shelf, record).uid;
     vault->save.at = 0;
     vault->save.group = 0;
     vault->save.why = why;
@@ -111,9 +128,25 @@ static void begin(struct kv_vault *vault, uint32_t record, enum kv_vault_save wh
         vault->save.near[g] = KV_NO_SLOT;
 }
 
+/* From its end, so that it leaves from its end: what lies before a page that is gone is found without it, and what lies
+ * behind it is not. */
+static void touch_chain(struct kv_vault *vault) {
+    for (uint32_t page = vault->save.n; page-- > 0;) {
+        if (vault->save.records[page] == KV_NO_RECORD)
+            continue;
+        for (int g = 0; g < KV_GROUP_N; g++) {
+            uint32_t record = catalog_find(vault->catalog, &vault->save.keys[page], page, (enum kv_group)g);
+
+            if (record != KV_NO_RECORD)
+                catalog_touch(vault->catalog, record);
+        }
+    }
+}
+
 static void end(struct kv_vault *vault) {
     struct kv_vault_saved *saved = &vault->save.saved;
 
+    touch_chain(vault);
     vault->save.is_running = false;
     saved->us = vault->options.now_us() - vault->save.began_us;
     if (vault->options.on_saved && (saved->n_slots > 0 || strcmp(saved->outcome, "done") != 0))
@@ -159,7 +192,7 @@ static void on_written(struct disk_op *op) {
     struct catalog_view view = catalog_look(vault->catalog, write->record);
 
     write->is_busy = false;
-    vault->save.n_out--;
+    vault->save.n_out -= !write->is_given_up;
     kv_shelf_unpin(vault->options.shelf, write->shelf_record, write->group);
     if (op->result == 0) {
         catalog_stored(vault->catalog, write->record, ++vault->tick);
@@ -169,6 +202,8 @@ static void on_written(struct disk_op *op) {
         vault->save.saved.n_slots++;
         vault->save.saved.bytes += op->bytes;
         vault_report(vault, write->ticket, &write->is_reported, KV_BREAKER_WORKED);
+        if (write->is_unwanted)
+            vault_forget(vault, write->record);
         return;
     }
     vault_forget(vault, write->record);
@@ -176,16 +211,18 @@ static void on_written(struct disk_op *op) {
         return;
     vault->save.saved.outcome = "write failed";
     vault_write_failed(vault, op->result);
-    if (op->result != -EIO)
-        return;
-    vault_report(vault, write->ticket, &write->is_reported, KV_BREAKER_FAILED);
-    if (segment_state(vault->segments, view.segment) == SEGMENT_BOUND)
-        segment_retire(vault->segments, view.segment); /* the next ones go elsewhere */
+    vault_report(vault, write->ticket, &write->is_reported,
+                 vault_is_no_space(op->result) ? KV_BREAKER_WORKED : KV_BREAKER_FAILED);
+    if (op->result == -EIO)
+        vault_retire(vault, view.segment); /* the next ones go elsewhere */
 }
 
+/* The chain does not wait for it: it may never come. Slot and page are the kernel's until it does. */
 static void on_late_write(struct disk_op *op) {
     struct vault_write *write = container_of(op, struct vault_write, op);
 
+    write->is_given_up = true;
+    write->vault->save.n_out--;
     vault_report(write->vault, write->ticket, &write->is_reported, KV_BREAKER_LATE);
 }
 
@@ -227,7 +264,7 @@ static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_
             return TAKE_LATER;
         oldest = catalog_oldest(vault->catalog, group);
         if (oldest == KV_NO_RECORD) /* what is to be blanked comes free soon */
-            return vault->n_to_blank > 0 ? TAKE_LATER : TAKE_NEVER;
+            return vault_n_to_blank(vault) > 0 ? TAKE_LATER : TAKE_NEVER;
         vault_evict(vault, oldest);
     }
 }
@@ -242,7 +279,10 @@ static void prepare_ahead(struct kv_vault *vault, enum kv_group group) {
         vault_prepare_segment(vault, group);
 }
 
+/* While somebody waits for a page to come up, one goes down at a time. */
 static struct vault_write *free_write(struct kv_vault *vault) {
+    if (vault->save.n_out > 0 && vault_is_reading(vault))
+        return NULL;
     for (int i = 0; i < VAULT_WRITES; i++)
         if (!vault->writes[i].is_busy)
             return &vault->writes[i];
@@ -258,9 +298,9 @@ static bool write_page(struct kv_vault *vault, uint32_t shelf_record, enum kv_gr
     enum taken taken;
     char *payload;
 
-    if (!write)
+    if (!write || !kv_breaker_is_ready(&vault->breaker))
         return false;
-    taken = take_slot(vault, group, &entry.slot);
+    taken = vault_has_room(vault) ? take_slot(vault, group, &entry.slot) : TAKE_LATER;
     if (taken != TAKEN) {
         if (taken == TAKE_NEVER) {
             vault->stats.n_skipped_full++;
@@ -270,18 +310,12 @@ static bool write_page(struct kv_vault *vault, uint32_t shelf_record, enum kv_gr
     }
     vault_locate(vault, group, entry.slot, &write->op);
     entry.segment = write->op.segment;
-    if (!kv_breaker_admits(&vault->breaker, &write->ticket)) {
+    if (!kv_breaker_is_ready(&vault->breaker) || catalog_put(vault->catalog, &entry, &write->record) != 0) {
         segment_give(vault->segments, group, entry.slot);
-        vault->stats.n_skipped_off++;
-        return true;
+        return false;
     }
-    write->is_reported = false;
-    if (catalog_put(vault->catalog, &entry, &write->record) != 0) {
-        segment_give(vault->segments, group, entry.slot);
-        vault_report(vault, write->ticket, &write->is_reported, KV_BREAKER_WORKED);
-        vault->stats.n_skipped_full++;
-        return true;
-    }
+    kv_breaker_admits(&vault->breaker, &write->ticket); /* it is ready */
+    write->is_reported = write->is_given_up = write->is_unwanted = false;
     vault->save.near[group] = entry.slot;
     payload = kv_shelf_pin(shelf, shelf_record, group);
     write->is_busy = true;
@@ -294,25 +328,44 @@ static bool write_page(struct kv_vault *vault, uint32_t shelf_record, enum kv_gr
     write->op.late = on_late_write;
     write_header(vault, write, write->op.buffer);
     vault->save.n_out++;
-    vault->budget_bytes -= write->op.bytes;
     write->op.result = disk_submit(vault->disk, &write->op, vault->options.now_us());
     if (write->op.result != 0) { /* as if it had been sent and failed */
         write->op.result = write->op.result < 0 ? write->op.result : -EAGAIN;
         on_written(&write->op);
+        return true;
     }
+    vault->budget_bytes -= write->op.bytes;
     prepare_ahead(vault, group);
     return true;
+}
+
+/* The page left the shelf meanwhile, and is not on disk either: what comes after it would be found by nobody. */
+static bool is_gone(const struct kv_vault *vault, uint32_t page) {
+    const struct kv_shelf *shelf = vault->options.shelf;
+    struct kv_page_name name = kv_shelf_name(shelf, vault->save.records[page]);
+
+    return (memcmp(&name.key, &vault->save.keys[page], sizeof name.key) != 0 ||
+            !kv_shelf_has(shelf, vault->save.records[page], KV_TARGET_FULL)) &&
+           !catalog_knows(vault->catalog, &vault->save.keys[page], page, KV_TARGET_FULL);
 }
 
 /* The state goes last, and of the last page only. False: not now. */
 static bool write_next(struct kv_vault *vault) {
     static const enum kv_group ORDER[] = {KV_TARGET_FULL, KV_DRAFT_FULL, KV_DRAFT_SLIDING, KV_TARGET_STATE};
     uint32_t record = vault->save.records[vault->save.at];
+    struct kv_page_name name = kv_shelf_name(vault->options.shelf, record);
+    bool is_same = memcmp(&name.key, &vault->save.keys[vault->save.at], sizeof name.key) == 0;
 
+    if (is_gone(vault, vault->save.at)) {
+        vault->stats.n_skipped_gone++;
+        vault->save.at = vault->save.n;
+        return true;
+    }
     for (; vault->save.group < KV_GROUP_N; vault->save.group++) {
         enum kv_group group = ORDER[vault->save.group];
 
-        if (!kv_shelf_has(vault->options.shelf, record, group) || vault->options.group[group].slot_bytes == 0 ||
+        if (!is_same || !kv_shelf_has(vault->options.shelf, record, group) ||
+            vault->options.group[group].slot_bytes == 0 ||
             (group == KV_TARGET_STATE && vault->save.at + 1 < vault->save.n) || is_kept(vault, record, group))
             continue;
         if (!write_page(vault, record, group))
@@ -368,14 +421,15 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 }
 
 /* True: it is answered. */
-static bool step_flush(struct kv_vault *vault, struct kv_vault_flush *flush) {
-    bool is_off = vault->breaker.state == KV_BREAKER_OPEN || vault->write_off_until_us != 0;
-
-    if (!flush->is_written && vault->n_saves_done >= flush->n_saves && vault->n_alls_done >= flush->n_alls) {
+static bool step_flush(struct kv_vault *vault, struct kv_vault_flush *flush, bool has_failed) {
+    if (!flush->is_written && vault->n_saves_done >= flush->n_saves && vault->n_alls_done >= flush->n_alls &&
+        vault_n_to_blank(vault) == 0) {
         flush->is_written = true;
         flush->tick = vault->tick;
     }
-    if (flush->is_written && !vault_is_synced(vault, flush->tick) && !is_off) {
+    if (vault->breaker.state == KV_BREAKER_OPEN) /* what is out may never come home */
+        return true;
+    if (flush->is_written && !has_failed && !vault_is_synced(vault, flush->tick)) {
         vault->must_sync = true;
         return false;
     }
@@ -387,15 +441,32 @@ static void flush_turn(struct kv_vault *vault) {
     for (struct kv_vault_flush **at = &vault->flushes; *at;) {
         struct kv_vault_flush *flush = *at;
         bool has_failed = vault->n_failed_syncs != flush->n_failed_syncs || vault->breaker.state == KV_BREAKER_OPEN ||
-                          vault->write_off_until_us != 0;
+                          vault->write_off_until_us != 0 || vault_has_late_sync(vault);
 
-        if (!step_flush(vault, flush)) {
+        if (!step_flush(vault, flush, has_failed)) {
             at = &flush->next;
             continue;
         }
         *at = flush->next;
         flush->done(flush, has_failed ? -EIO : 0);
         at = &vault->flushes; /* the call may have changed the list */
+    }
+}
+
+/* ---- one user's ------------------------------------------------------------------------------------------------------ */
+
+void vault_purge_saves(struct kv_vault *vault, uint32_t uid) {
+    for (int i = 0; i < VAULT_WRITES; i++)
+        if (vault->writes[i].is_busy && catalog_look(vault->catalog, vault->writes[i].record).uid == uid)
+            vault->writes[i].is_unwanted = true;
+    if (vault->save.is_running && vault->save.uid == uid)
+        vault->save.at = vault->save.n;
+    for (uint32_t i = 0; i < vault->n_queued; i++) {
+        struct vault_save *save = &vault->queue[(vault->queue_first + i) % VAULT_QUEUE];
+
+        if (names(vault, save->shelf_record, &save->key) &&
+            kv_shelf_name(vault->options.shelf, save->shelf_record).uid == uid)
+            save->shelf_record = KV_NO_RECORD;
     }
 }
 

@@ -24,7 +24,7 @@ static void step_over(struct kv_vault *vault, bool is_damaged, bool is_unread) {
     }
     if (user && is_damaged)
         user->n_damaged++;
-    vault_unpin(vault, record);
+    vault_unguard(vault, record);
 }
 
 static void on_checked(struct kv_work_item *work) {
@@ -68,7 +68,8 @@ void vault_verify_turn(struct kv_vault *vault) {
     struct kv_vault_verify *user = vault->verify.user;
     struct catalog_view view;
 
-    if (!user || vault->verify.is_out || vault->scan_state != VAULT_SCAN_DONE)
+    if (!user || vault->verify.is_out ||
+        (vault->scan_state != VAULT_SCAN_DONE && vault->breaker.state != KV_BREAKER_OPEN))
         return;
     vault->verify.record = catalog_next(vault->catalog, vault->verify.record);
     if (vault->verify.record == KV_NO_RECORD || vault->breaker.state == KV_BREAKER_OPEN) {
@@ -77,7 +78,7 @@ void vault_verify_turn(struct kv_vault *vault) {
         return;
     }
     view = catalog_look(vault->catalog, vault->verify.record);
-    catalog_pin(vault->catalog, vault->verify.record);
+    catalog_guard(vault->catalog, vault->verify.record);
     vault->verify.is_out = true;
     vault->verify.group = view.group;
     vault->verify.work = (struct kv_work_item){.run = on_check, .done = on_checked};

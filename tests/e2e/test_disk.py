@@ -173,7 +173,7 @@ def test_killed_at_any_instant_it_finds_only_what_is_right(tiers, long):
         one = tiers(**{"sched.max_seqs": 4})
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             running = pool.submit(work, one)
-            time.sleep(0.05 + choice.random())
+            time.sleep(choice.uniform(0.2, 2.5))
             os.kill(one.pid, signal.SIGKILL)
             running.result()
         one.stop(status=-signal.SIGKILL)
