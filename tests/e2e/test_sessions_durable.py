@@ -60,19 +60,14 @@ def test_a_conversation_goes_on_after_restart_and_kill_with_the_same_tokens(daem
                 before = client.call("session.info", {"name": name})
                 wait_until(lambda: client.call("cache.flush") is not None and not unwritten(one))
             end(one)
-        with daemon(**disk).connect() as client:
+        one = daemon(**disk)
+        with one.connect() as client:
             assert only_tokens(client.call("session.info", {"name": name})) == only_tokens(before)
-        restart_all(daemon)
+        one.stop()
 
 
 def unwritten(one):
     return one.metrics()["spillway_sessions_unwritten"]
-
-
-def restart_all(daemon):
-    for one in daemon.started:
-        if one.process.poll() is None:
-            one.stop()
 
 
 def test_what_is_older_than_two_seconds_is_there_after_a_kill(daemon, disk):
@@ -251,7 +246,8 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
-    one = daemon(**{"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB"})
+    settings = {"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB", "kv.host_bytes": "64MiB"}
+    one = daemon(**settings)
     with one.connect() as client:
         client.call("session.open", {"name": "a"})
         talk(client, "a", TURNS[0])
@@ -272,9 +268,10 @@ def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
         wait_until(lambda: client.call("session.info", {"name": "a"})["durable"])
         assert one.log().count("event=sessions.durable") == 1
     kill(one)
-    with daemon(**{"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB"}).connect() as client:
+    one = daemon(**settings)
+    with one.connect() as client:
         assert client.call("session.info", {"name": "a"})["n_tokens"] == n_tokens
-    restart_all(daemon)
+    one.stop()
 
 
 def test_a_folder_that_vanishes_costs_durability_only(daemon, disk):
