@@ -65,7 +65,7 @@ def commands(spillway):
 
 
 def test_every_command_has_help(spillway):
-    assert len(commands(spillway)) == 25
+    assert len(commands(spillway)) == 26
     for command in commands(spillway):
         run = spillway(*command.split(), "--help")
         assert run.code == 0 and run.out.startswith(f"usage: spillway {command} ") and "--json" in run.out
