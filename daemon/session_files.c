@@ -115,8 +115,11 @@ void session_files_close(struct session_files *files) {
     if (!files)
         return;
     assert(!files->out);
-    while (files->first)
-        file_free(files, files->first);
+    for (struct session_file *file = files->first, *next; file; file = next) {
+        next = file->next;
+        free(file->bytes);
+        free(file);
+    }
     kv_hasher_free(files->hasher);
     explicit_bzero(&files->options.names, sizeof files->options.names);
     free(files);
