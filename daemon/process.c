@@ -205,7 +205,7 @@ static void on_tick(uv_timer_t *timer) {
     gens_tick(service->gens);
     check_device(p);
     step_drain(p);
-    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0)
+    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0 && !service->errands)
         uv_timer_stop(&p->tick); /* a process that does nothing uses no CPU */
 }
 
@@ -246,7 +246,7 @@ static void on_turn(uv_prepare_t *prepare) {
         tiers_turn(service);
     } while (service_turn(service));
     start_retrying(p);
-    if (gens_count(service->gens) > 0)
+    if (gens_count(service->gens) > 0 || service->errands) /* these have deadlines */
         start_ticking(p);
     step_drain(p);
 }

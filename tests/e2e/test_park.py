@@ -8,6 +8,7 @@ import pytest
 
 import spillway
 from conftest import ROOT
+from manager import manager  # noqa: F401
 from tiny_pair import TinyPair
 
 PAIR = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
@@ -285,6 +286,18 @@ def test_stopping_parks_all_sessions(daemon, disk):
         for name in b:
             info = session(client, name)
             assert b[name] - 64 <= info["cached"]["disk"] == info["restore_point"], info
+
+
+def test_the_manager_hears_what_the_end_takes_its_time_for(daemon, disk, manager):
+    systemd = manager()
+    one = daemon(env=systemd.env, **disk)
+    with one.connect() as client:
+        begin(client, "a")
+        systemd.listen(0.1)
+        one.process.send_signal(signal.SIGTERM)
+        systemd.wait(r"EXTEND_TIMEOUT_USEC=60000000")
+        systemd.wait(r"STATUS=draining: 1 sessions go to the disk")
+    assert one.process.wait(timeout=60) == 0
 
 
 def test_a_request_that_runs_is_ended_in_time_for_its_session_to_be_parked(daemon, disk):
