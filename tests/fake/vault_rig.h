@@ -217,11 +217,15 @@ static inline void vr_step(struct vault_rig *rig) {
     vr_turn(rig);
 }
 
+static inline uint32_t vr_n_held(const struct vault_rig *rig) {
+    return rig->faults ? disk_faults_n_held(rig->faults) : 0;
+}
+
 static inline bool vr_is_busy(const struct vault_rig *rig) {
     struct kv_vault_stats stats = vr_stats(rig);
 
     return kv_vault_is_saving(rig->vault) || stats.n_to_blank > 0 || stats.is_scanning ||
-           stats.disk.n_out > stats.disk.n_out_late || workers_n_out(rig->workers) > 0;
+           stats.disk.n_out > vr_n_held(rig) || workers_n_out(rig->workers) > 0;
 }
 
 static inline void vr_settle(struct vault_rig *rig) {
@@ -247,8 +251,8 @@ static inline void vr_quiesce(struct vault_rig *rig) {
     for (int i = 0;; i++) {
         assert_true(i < 20000);
         vr_turns(rig, 1);
-        if (vr_look(rig)->disk.n_out <= (rig->faults ? disk_faults_n_held(rig->faults) : 0) &&
-            workers_n_out(rig->workers) == 0)
+        if (vr_look(rig)->disk.n_out <= vr_n_held(rig) && workers_n_out(rig->workers) == 0 &&
+            (rig->next_us == 0 || rig->next_us > vr_clock_us))
             return;
         usleep(100);
     }
