@@ -203,6 +203,7 @@ void vault_unguard(struct kv_vault *vault, uint32_t record);
 /* A taken slot without a record: the same. */
 void vault_blank(struct kv_vault *vault, enum kv_group group, uint32_t slot);
 uint32_t vault_n_to_blank(const struct kv_vault *vault);
+bool vault_is_blanking(const struct kv_vault *vault); /* a slot comes free soon */
 /* False: what is to be blanked must be so before another record can be put. */
 bool vault_has_room(const struct kv_vault *vault);
 /* It leaves so that its slot can be written anew at once. */

@@ -244,6 +244,8 @@ static void write_header(struct kv_vault *vault, const struct vault_write *write
 enum taken { TAKEN, TAKE_LATER, TAKE_NEVER };
 
 static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_t *ret_slot) {
+    if (!vault_has_room(vault))
+        return vault_is_blanking(vault) ? TAKE_LATER : TAKE_NEVER;
     for (;;) {
         int r = segment_take(vault->segments, group, vault->save.near[group], ret_slot);
         uint32_t oldest;
@@ -254,7 +256,7 @@ static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_
             return TAKE_LATER;
         oldest = catalog_oldest(vault->catalog, group);
         if (oldest == KV_NO_RECORD) /* what is to be blanked comes free soon */
-            return vault_n_to_blank(vault) > 0 ? TAKE_LATER : TAKE_NEVER;
+            return vault_is_blanking(vault) ? TAKE_LATER : TAKE_NEVER;
         vault_evict(vault, oldest);
     }
 }
@@ -290,7 +292,7 @@ static bool write_page(struct kv_vault *vault, uint32_t shelf_record, enum kv_gr
 
     if (!write || !kv_breaker_is_ready(&vault->breaker))
         return false;
-    taken = vault_has_room(vault) ? take_slot(vault, group, &entry.slot) : TAKE_LATER;
+    taken = take_slot(vault, group, &entry.slot);
     if (taken != TAKEN) {
         vault->stats.n_skipped_full += taken == TAKE_NEVER;
         return taken == TAKE_NEVER;

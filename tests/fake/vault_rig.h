@@ -172,6 +172,10 @@ static inline struct kv_vault_stats *vr_look(const struct vault_rig *rig) {
     return &stats;
 }
 
+static inline uint32_t vr_n_held(const struct vault_rig *rig) {
+    return rig->faults ? disk_faults_n_held(rig->faults) : 0;
+}
+
 static inline void vr_check(const struct vault_rig *rig) {
     const char *wrong = kv_vault_check(rig->vault);
 
@@ -192,6 +196,7 @@ static inline void vr_step(struct vault_rig *rig) {
     struct pollfd pollfd = {.fd = kv_vault_fd(rig->vault), .events = POLLIN};
 
     if (rig->faults) { /* they answer without a wake-up */
+        poll(&pollfd, 1, vr_look(rig)->disk.n_out > vr_n_held(rig) ? 1 : 0);
         workers_dispatch(rig->workers);
         kv_vault_dispatch(rig->vault);
         vr_turn(rig);
@@ -215,10 +220,6 @@ static inline void vr_step(struct vault_rig *rig) {
         vr_clock_us = rig->next_us;
     }
     vr_turn(rig);
-}
-
-static inline uint32_t vr_n_held(const struct vault_rig *rig) {
-    return rig->faults ? disk_faults_n_held(rig->faults) : 0;
 }
 
 static inline bool vr_is_busy(const struct vault_rig *rig) {
