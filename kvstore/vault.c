@@ -309,6 +309,7 @@ uint64_t kv_vault_purge(struct kv_vault *vault, uint32_t uid) {
     uint64_t n_dropped = 0;
 
     vault_purge_saves(vault, uid);
+    vault_drop_outdated(vault);
     if (vault->scan_state != VAULT_SCAN_DONE) { /* what is found from now on was written before */
         if (vault->n_purged < VAULT_PURGES)
             vault->purged[vault->n_purged] = uid;

@@ -88,6 +88,7 @@ struct vault_segment {
     uint64_t first_tick; /* of what is not synced; 0: all is */
     uint64_t next_tick;  /* the same of what came during a sync */
     uint64_t synced_tick;
+    uint64_t bound_sequence;  /* of its head: what was written into it before is nobody's */
     bool is_syncing, is_late; /* a sync is out; past its deadline */
     bool is_outdated;         /* foreign, but ours of another geometry: makes room when there is none */
 };
@@ -230,6 +231,7 @@ bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group);
 void vault_stored_in(struct kv_vault *vault, uint32_t segment, uint32_t bytes);
 void vault_retire(struct kv_vault *vault, uint32_t segment); /* it takes no new pages */
 void vault_files_turn(struct kv_vault *vault);               /* files that are too many, or retired and empty, go */
+void vault_drop_outdated(struct kv_vault *vault);            /* files of which nobody knows whose pages they hold */
 bool vault_has_late_sync(const struct kv_vault *vault);
 void vault_sync_turn(struct kv_vault *vault);
 uint64_t vault_sync_due_us(const struct kv_vault *vault);          /* 0: nothing is to be synced */
