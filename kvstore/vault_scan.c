@@ -163,7 +163,7 @@ static void take_header(struct kv_vault *vault, uint32_t segment, uint32_t slot,
         return;
     }
     if (memcmp(header.store_id, o->store_id, sizeof o->store_id) != 0 || header.group != vault->scan_group ||
-        header.write_sequence < vault->segment[read->op.segment].bound_sequence ||
+        header.write_sequence < vault->segment[segment].bound_sequence ||
         format_slot_bytes(header.payload_bytes, vault->alignment) != o->group[header.group].slot_bytes ||
         (kv_group_is_draft(header.group) && memcmp(header.drafter, o->drafter, sizeof o->drafter) != 0)) {
         vault->stats.n_scan_foreign++;
