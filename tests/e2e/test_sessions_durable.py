@@ -169,7 +169,7 @@ def test_a_damaged_record_is_told_and_harms_no_other(daemon, disk):
         for name in set("abc") - {whole}:
             client.call("session.close", {"name": name})
             assert client.call("session.open", {"name": name})["n_tokens"] == 0
-        assert records(disk) == [first, second, third]
+        wait_until(lambda: records(disk) == [first, second, third])
     one.stop()
     with daemon(**disk).connect() as client:
         assert len(client.call("session.list")["sessions"]) == 3
