@@ -241,12 +241,14 @@ static inline struct kv_vault_stats tier_stats(const struct tier_rig *rig) {
     return stats;
 }
 
-/* Everything that is on its way comes home, without faults. */
-static inline void tier_drain(struct tier_rig *rig) {
+/* Everything that is on its way comes home; what is held back only if so. */
+static inline void tier_drain_of(struct tier_rig *rig, bool also_held) {
     for (int n_idle = 0, i = 0; n_idle < 3; i++) {
         bool is_any = false;
 
-        KV_RIG_CHECK(i < 1000000);
+        KV_RIG_CHECK(i < 100000);
+        if (also_held)
+            disk_faults_release(rig->faults);
         while (tier_come_home(rig, KV_COPY_SPILL, 0) || tier_come_home(rig, KV_COPY_FETCH, 0) || tier_do_work(rig, 0))
             is_any = true;
         tier_turn(rig);
@@ -254,6 +256,10 @@ static inline void tier_drain(struct tier_rig *rig) {
                  tier_stats(rig).n_to_blank > 0;
         n_idle = is_any ? 0 : n_idle + 1;
     }
+}
+
+static inline void tier_drain(struct tier_rig *rig) {
+    tier_drain_of(rig, false);
 }
 
 /* A slot of the file whose header names this page, by its raw bytes; false: none. */
