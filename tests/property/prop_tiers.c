@@ -235,7 +235,7 @@ static void administer(struct world *w) {
         disk_faults_release(w->rig.faults);
         break;
     case 9:
-        disk_faults_answer(w->rig.faults, (uint64_t)below(w, 5) << 32 | below(w, 80));
+        disk_faults_answer(w->rig.faults, (UINT64_C(1) << 63) + below(w, 80)); /* nobody's */
         break;
     case 10:
         change_a_byte(w);
