@@ -41,13 +41,13 @@ static int enqueue(struct device_thread *t, struct device_work *work) {
     int r = enqueue_copies(t, &work->before);
 
     if (r == 0 && work->prefill)
-        r = model_pass_run(work->prefill, t->compute, work->prefill_input);
+        r = model_pass_run(work->prefill, t->compute, work->prefill_input, NULL);
     if (r == 0 && work->rerun)
-        r = model_pass_run(work->rerun, t->compute, work->rerun_input);
+        r = model_pass_run(work->rerun, t->compute, work->rerun_input, NULL);
     if (r == 0)
         r = enqueue_copies(t, &work->between);
     if (r == 0 && work->cycle)
-        r = model_pass_run_cycle(work->cycle, t->compute, work->cycle_list);
+        r = model_pass_run_cycle(work->cycle, t->compute, work->cycle_list, NULL);
     return r;
 }
 

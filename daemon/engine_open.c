@@ -79,7 +79,7 @@ static int time_cycle(struct engine *engine, struct stream *stream, bool specula
         r = backend_stream_wait(o->backend, stream);
     start = o->now_us();
     if (r == 0)
-        r = model_pass_run_cycle(engine->cycle, stream, plan->cycle_list);
+        r = model_pass_run_cycle(engine->cycle, stream, plan->cycle_list, NULL);
     if (r == 0)
         r = backend_stream_wait(o->backend, stream);
     *ret_us = o->now_us() - start;
