@@ -42,6 +42,9 @@ enum metric {
     METRIC_EVICTIONS,
     METRIC_PUBLISHED, /* enum kv_group */
     METRIC_RESTORE_POINTS,
+    METRIC_STREAMING_PAGES,
+    METRIC_STREAMED_BYTES,
+    METRIC_STREAM_FENCES,
     METRIC_LOOKUPS,     /* enum metric_lookup */
     METRIC_LOG_DROPPED, /* struct log: n_lost */
     METRIC_LOOP_CPU_US, /* written in seconds */

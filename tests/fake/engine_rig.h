@@ -32,6 +32,7 @@ struct engine_rig_options {
     int n_slots[KV_GROUP_N]; /* usable ones */
     double draft_min_accept;
     int n_below[KV_GROUP_N]; /* slots of a host tier; none of target_full: there is no such tier */
+    int region_spans;        /* of the ring, if seqs that are too large for the device stream from it; else 0 */
 };
 
 struct engine_rig {
