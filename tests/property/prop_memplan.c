@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "format.h"
 #include "memplan.h"
 #include "residency.h"
 
@@ -62,7 +63,7 @@ static void check_streamed(const struct memplan *p) {
     struct residency residency = residency_of(p->n_slots[KV_TARGET_FULL] - 1, p->limits.prefill_chunk);
     uint32_t n_host[KV_GROUP_N];
 
-    memplan_host(&p->model, p->limits.host_bytes, n_host);
+    memplan_host(&p->model, p->limits.host_bytes, FORMAT_ALIGN_MIN, n_host);
     CHECK(p->limits.host_bytes > 0 && p->n_host_pages == (int)n_host[KV_TARGET_FULL]);
     CHECK(residency.head >= 0 && p->region_spans % 2 == 0);
     CHECK(((int64_t)residency.most + p->n_host_pages) * PAGE_TOKENS >= p->max_context);
