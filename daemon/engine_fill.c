@@ -30,7 +30,7 @@ static bool has_place(const struct seq *seq) {
 static void add_to_list(struct engine *engine, struct seq *seq, int at) {
     uint32_t n_pages = engine_pages_to_decode(engine, seq), n_held = 0;
 
-    if (seq == engine->streaming) /* the rest needs no device */
+    if (engine_is_large(engine, seq)) /* the rest needs no device */
         n_pages = (uint32_t)min_int((int)n_pages, engine->residency.most);
     if (has_place(seq))
         n_held =

@@ -29,7 +29,7 @@ static int open_streaming(struct engine *engine, struct stream *load) {
     struct streamer_options options = {.backend = o->backend,
                                        .device = o->device,
                                        .upload = load,
-                                       .n_places = 1,
+                                       .n_places = 1, /* one seq streams at a time */
                                        .n_pages_max = engine->tables.n_pages_max,
                                        .region_spans = o->region_spans,
                                        .layer_bytes = kv_layer_bytes(&space->target_full)};

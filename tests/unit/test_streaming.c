@@ -1,5 +1,5 @@
 /* Seqs that the device does not hold: their pages go to host memory and are streamed, and they get the tokens they get where
- * there is room. Every stream is delayed at random. */
+ * there is room; also where every stream is delayed at random. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,23 +48,27 @@ static void on_end(void *user, enum seq_end why) {
 
 static const struct seq_calls CALLS = {on_admitted, on_progress, on_tokens, on_end};
 
-static struct engine_rig_pair pair_;
+static struct engine_rig_pair pair_, delayed_;
 
-static int open_pair(void **state) {
+static int open_pairs(void **state) {
+    struct backend_options options = {.n_threads = 2};
+
     (void)state;
-    engine_rig_pair_open(&pair_, backend_find("cpu"), &(struct backend_options){.n_threads = 2, .delay_seed = 5},
-                         N_PLACES, 256);
+    engine_rig_pair_open(&pair_, backend_find("cpu"), &options, N_PLACES, 256);
+    options.delay_seed = 5;
+    engine_rig_pair_open(&delayed_, backend_find("cpu"), &options, N_PLACES, 256);
     return 0;
 }
 
-static int close_pair(void **state) {
+static int close_pairs(void **state) {
     (void)state;
     engine_rig_pair_close(&pair_);
+    engine_rig_pair_close(&delayed_);
     return 0;
 }
 
 /* A device with so many pages, and host memory for the rest of one context. */
-static void open_small(struct engine_rig *rig, int n_device_pages) {
+static void open_small(struct engine_rig *rig, struct engine_rig_pair *pair, int n_device_pages) {
     struct engine_rig_options options = engine_rig_roomy(N_PLACES, CONTEXT);
 
     memcpy(options.n_below, options.n_slots, sizeof options.n_below);
@@ -72,7 +76,7 @@ static void open_small(struct engine_rig *rig, int n_device_pages) {
     options.n_slots[KV_TARGET_FULL] = n_device_pages;
     options.chunk_rows = options.batch_rows = CHUNK;
     options.region_spans = 2;
-    engine_rig_open(rig, &pair_, &options);
+    engine_rig_open(rig, pair, &options);
 }
 
 static struct seq *new_seq(const struct engine_rig *rig, struct client *client, int n_prompt, int max_tokens) {
@@ -133,29 +137,29 @@ static void run_roomy(struct client *client, int n_prompt, int max_tokens) {
 /* ---- the same tokens ------------------------------------------------------------------------------------------------ */
 
 static void any_share_on_the_device_gives_the_same_tokens(void **state) {
-    enum { PROMPT = 2200, ANSWER = 40, PAGES = (PROMPT + ANSWER + 63) / 64 };
-    static const int percents[] = {100, 75, 50, 10};
+    enum { PROMPT = 1700, ANSWER = 40, PAGES = (PROMPT + ANSWER + 63) / 64 };
+    static const struct {
+        int percent;
+        bool speculate, is_delayed;
+    } cases[] = {{100, true, false}, {75, false, false}, {50, true, true}, {10, false, false}, {10, true, true}};
     struct client *roomy = malloc(sizeof *roomy), *client = malloc(sizeof *client);
     struct engine_rig rig;
 
     (void)state;
     run_roomy(roomy, PROMPT, ANSWER);
-    for (size_t i = 0; i < ARRAY_LEN(percents); i++)
-        for (int speculate = 0; speculate < 2; speculate++) {
-            int n_device = max_int(PAGES * percents[i] / 100, TAIL);
-
-            open_small(&rig, n_device);
-            run_alone(&rig, client, PROMPT, ANSWER, speculate);
-            assert_memory_equal(client->tokens, roomy->tokens, ANSWER * sizeof(int32_t));
-            assert_int_equal(look(&rig).streamed_bytes > 0, percents[i] < 100);
-            engine_rig_close(&rig);
-        }
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        open_small(&rig, cases[i].is_delayed ? &delayed_ : &pair_, max_int(PAGES * cases[i].percent / 100, TAIL));
+        run_alone(&rig, client, PROMPT, ANSWER, cases[i].speculate);
+        assert_memory_equal(client->tokens, roomy->tokens, ANSWER * sizeof(int32_t));
+        assert_int_equal(look(&rig).streamed_bytes > 0, cases[i].percent < 100);
+        engine_rig_close(&rig);
+    }
     free(roomy);
     free(client);
 }
 
 static void a_seq_crosses_over_while_it_decodes_and_goes_on_growing(void **state) {
-    enum { PROMPT = 500, ANSWER = 1100, DEVICE = 16 };
+    enum { PROMPT = 500, ANSWER = 700, DEVICE = 12 };
     struct client *roomy = malloc(sizeof *roomy), *client = malloc(sizeof *client);
     struct engine_rig rig;
     uint32_t n_streamed = 0;
@@ -163,7 +167,7 @@ static void a_seq_crosses_over_while_it_decodes_and_goes_on_growing(void **state
 
     (void)state;
     run_roomy(roomy, PROMPT, ANSWER);
-    open_small(&rig, DEVICE);
+    open_small(&rig, &pair_, DEVICE);
     submit(&rig, client, PROMPT, ANSWER, true);
     while (engine_rig_turn(&rig)) {
         struct engine_view view = look(&rig);
@@ -193,7 +197,7 @@ static void others_run_beside_who_streams(void **state) {
     (void)state;
     run_roomy(&roomy[0], PROMPT, ANSWER);
     run_roomy(&roomy[1], 20, 100);
-    open_small(&rig, DEVICE);
+    open_small(&rig, &pair_, DEVICE);
     submit(&rig, &clients[0], PROMPT, ANSWER, true);
     while (look(&rig).n_streamed == 0)
         engine_rig_turn(&rig);
@@ -219,7 +223,7 @@ static void two_that_are_too_large_take_turns(void **state) {
 
     (void)state;
     run_roomy(roomy, PROMPT, ANSWER);
-    open_small(&rig, DEVICE);
+    open_small(&rig, &pair_, DEVICE);
     for (int i = 0; i < 2; i++)
         submit(&rig, &clients[i], PROMPT, ANSWER, i == 0)->cache = i == 0 ? SEQ_CACHE_USE : SEQ_CACHE_BYPASS;
     turn_until_quiet(&rig);
@@ -241,7 +245,7 @@ static void the_head_is_found_by_the_next(void **state) {
     struct engine_rig rig;
 
     (void)state;
-    open_small(&rig, DEVICE);
+    open_small(&rig, &pair_, DEVICE);
     run_alone(&rig, first, PROMPT, ANSWER, true);
     assert_int_equal(first->n_cached, 0);
     run_alone(&rig, second, PROMPT, ANSWER, false);
@@ -288,7 +292,7 @@ static void without_host_memory_who_streams_ends(void **state) {
     void *payload;
 
     (void)state;
-    open_small(&rig, 12);
+    open_small(&rig, &pair_, 12);
     for (int i = 0; i < CONTEXT / PAGE_TOKENS - 3; i++) {
         struct kv_page_name name = {.page_idx = (uint32_t)i, .tokens = tokens, .key.bytes = {1, 2, 3, 4, 5, 6, 7, 8}};
 
@@ -313,13 +317,13 @@ static void who_streams_may_be_ended_at_any_time(void **state) {
     struct engine_rig rig;
 
     (void)state;
-    open_small(&rig, 10);
-    for (int n = 1; n < 22; n += 4) {
-        struct seq *seq = submit(&rig, client, 1500, 20, true);
+    open_small(&rig, &delayed_, 10);
+    for (int n = 1; n < 22; n += 6) {
+        struct seq *seq = submit(&rig, client, 1100, 20, true);
 
-        while (look(&rig).n_streamed < (uint32_t)min_int(n, 12))
+        while (look(&rig).n_streamed < (uint32_t)min_int(n, 8))
             engine_rig_turn(&rig);
-        for (int i = 12; i < n; i++)
+        for (int i = 8; i < n; i++)
             engine_rig_turn(&rig);
         engine_turn(rig.engine); /* so that something is on its way */
         if (client->n_ends == 0)
@@ -328,7 +332,7 @@ static void who_streams_may_be_ended_at_any_time(void **state) {
         engine_rig_check_is_idle(&rig);
         kv_store_evict_all(rig.store);
     }
-    submit(&rig, client, 1500, 20, true);
+    submit(&rig, client, 1100, 20, true);
     while (look(&rig).n_streamed < 4)
         engine_rig_turn(&rig);
     engine_turn(rig.engine);
@@ -347,5 +351,5 @@ int main(void) {
         cmocka_unit_test(without_host_memory_who_streams_ends),
         cmocka_unit_test(who_streams_may_be_ended_at_any_time),
     };
-    return cmocka_run_group_tests(tests, open_pair, close_pair);
+    return cmocka_run_group_tests(tests, open_pairs, close_pairs);
 }
