@@ -305,8 +305,9 @@ static void submit(struct gen *gen) {
     }
     if (r != 0) {
         report_line(&gen->build.report,
-                    "%d tokens of prompt and up to %d of answer need more pages than the %u of the device",
-                    seq->n_prompt, seq->max_tokens, view.n_pages_max);
+                    "%d tokens of prompt and up to %d of answer need more pages than the %u of the device and %u of "
+                    "host memory",
+                    seq->n_prompt, seq->max_tokens, view.n_device_pages, view.n_host_pages);
         refuse_length(gen);
         return;
     }
