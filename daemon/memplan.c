@@ -389,6 +389,28 @@ void memplan_print(const struct memplan *plan, struct text *out) {
         add_line(out, "notice: %s", plan->notice);
 }
 
+static void add_tier(struct text *out, const char *key, uint64_t bytes, uint64_t n_pages, uint64_t n_states) {
+    char words[16];
+
+    format_bytes(bytes, words);
+    add_line(out, "%-37s %12s  %" PRIu64 " tokens, %" PRIu64 " restore points", key, words, n_pages * PAGE_TOKENS,
+             n_states);
+}
+
+void memplan_print_below(const struct memplan_model *m, uint64_t host_bytes, uint64_t disk_bytes, struct text *out) {
+    uint64_t page_bytes = (uint64_t)format_slot_bytes(m->slot_bytes[KV_TARGET_FULL], FORMAT_ALIGN_MIN) +
+                          format_slot_bytes(m->slot_bytes[KV_DRAFT_FULL], FORMAT_ALIGN_MIN);
+    uint64_t state_bytes = format_slot_bytes(m->slot_bytes[KV_TARGET_STATE], FORMAT_ALIGN_MIN);
+    uint32_t n_slots[KV_GROUP_N];
+
+    memplan_host(m, host_bytes, FORMAT_ALIGN_MIN, n_slots);
+    if (host_bytes > 0)
+        add_tier(out, "host memory, kv.host_bytes", host_bytes, n_slots[KV_TARGET_FULL], n_slots[KV_TARGET_STATE]);
+    if (disk_bytes > 0)
+        add_tier(out, "disk, kv.disk_bytes", disk_bytes, disk_bytes / 100 * MEMPLAN_DISK_PAGES_SHARE / page_bytes,
+                 state_bytes > 0 ? disk_bytes / 100 * MEMPLAN_DISK_STATES_SHARE / state_bytes : 0);
+}
+
 /* ---- from what others have ---------------------------------------------------------------------------------------- */
 
 static uint64_t layer_bytes_of(const struct kv_geometry *g) {

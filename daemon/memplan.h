@@ -52,11 +52,16 @@ int memplan_make(const struct memplan_model *model, const struct memplan_limits 
 void memplan_host(const struct memplan_model *model, uint64_t host_bytes, uint32_t alignment,
                   uint32_t ret_slots[KV_GROUP_N]);
 
+/* Of kv.disk_bytes, in percent: pages of target and drafter, restore points, the drafter's windows. */
+enum { MEMPLAN_DISK_PAGES_SHARE = 75, MEMPLAN_DISK_STATES_SHARE = 20, MEMPLAN_DISK_SLIDING_SHARE = 5 };
+
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group);
 /* What each step of the longest context brings from host memory; 0: the device holds it. */
 uint64_t memplan_step_bytes(const struct memplan *plan);
 /* The table for people. */
 void memplan_print(const struct memplan *plan, struct text *out);
+/* And what the tiers below hold, those of 0 bytes left out. */
+void memplan_print_below(const struct memplan_model *model, uint64_t host_bytes, uint64_t disk_bytes, struct text *out);
 
 struct memplan_model memplan_model_of(const struct model_info *info);
 struct memplan_limits memplan_limits_of(const struct config *config);

@@ -257,6 +257,26 @@ static void the_table_names_every_group_and_limit(void **state) {
     text_deinit(&out);
 }
 
+static void tiers_below_are_named_if_they_are_there(void **state) {
+    struct memplan_model m = {.slot_bytes = {[KV_TARGET_FULL] = 60 << 10, [KV_TARGET_STATE] = 124 << 10}};
+    struct text out;
+
+    (void)state;
+    text_init(&out, 1 << 16);
+    memplan_print_below(&m, 0, 0, &out);
+    assert_int_equal(out.n, 0);
+    memplan_print_below(&m, 256 << 20, 0, &out);
+    text_add(&out, "", 1);
+    assert_non_null(strstr(out.bytes, "kv.host_bytes"));
+    assert_non_null(strstr(out.bytes, "512 restore points")); /* a quarter, of 128 KiB each with its header */
+    assert_null(strstr(out.bytes, "kv.disk_bytes"));
+    text_clear(&out);
+    memplan_print_below(&m, 0, 100 << 20, &out);
+    text_add(&out, "", 1);
+    assert_non_null(strstr(out.bytes, "76800 tokens, 160 restore points")); /* 75 MiB of 64 KiB, 20 MiB of 128 KiB */
+    text_deinit(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_large_model_on_80_gib_is_divided_as_computed_by_hand),
@@ -268,6 +288,7 @@ int main(void) {
         cmocka_unit_test(with_host_memory_longer_contexts_are_streamed),
         cmocka_unit_test(sums_beyond_64_bits_are_refused_not_wrapped),
         cmocka_unit_test(the_table_names_every_group_and_limit),
+        cmocka_unit_test(tiers_below_are_named_if_they_are_there),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
