@@ -97,27 +97,6 @@ static int restore_points_that_fit(const struct memplan_model *m, const struct m
     return (int)(n < most ? n : most);
 }
 
-/* n_streamed: tokens of the longest context with host memory. */
-static int refuse(const struct memplan_model *m, const struct memplan_limits *l, int n_tokens, int n_streamed,
-                  struct report *report) {
-    uint64_t fixed = fixed_bytes(m, l->prefill_chunk, 1), largest = 0;
-    char with_host[64] = "";
-
-    if (l->host_bytes > 0)
-        snprintf(with_host, sizeof with_host, ", with kv.host_bytes %d", n_streamed);
-    if (fixed < l->device_bytes)
-        largest = (l->device_bytes - fixed) / full_page_bytes(m) * PAGE_TOKENS;
-    return report_error(
-        report, -EINVAL,
-        "kv.device_bytes = %" PRIu64 ": one sequence of %d tokens needs %" PRIu64 ": 2 states of %" PRIu64
-        ", %d draft pages of %" PRIu64 ", %" PRIu64 " pages of %" PRIu64 " (null pages included). The "
-        "largest request that fits has %" PRIu64 " tokens%s: raise kv.device_bytes%s",
-        l->device_bytes, n_tokens, needed_bytes(m, l, 1, n_tokens), m->slot_bytes[KV_TARGET_STATE],
-        m->window > 0 ? 1 + sliding_pages_per_seq(m, l->prefill_chunk) : 0, m->slot_bytes[KV_DRAFT_SLIDING],
-        1 + div_ceil((uint64_t)n_tokens, PAGE_TOKENS), full_page_bytes(m), largest, with_host,
-        l->max_context > 0 && largest > 0 ? " or lower limits.max_context" : "");
-}
-
 __attribute__((format(printf, 2, 3))) static void add_notice(struct memplan *plan, const char *format, ...) {
     size_t n = strlen(plan->notice);
     va_list args;
@@ -195,38 +174,76 @@ static uint64_t draft_pages_that_fit(const struct memplan_model *m, uint64_t fre
     return half < most ? half : most;
 }
 
-/* Longer contexts are streamed from host memory, through a ring. False: that allows no longer one. */
-static bool divide_streamed(struct memplan *plan, int wanted, int max_context_resident) {
+/* The fewest device pages of target_full for a context that was asked for: what streaming cannot do without, and what host
+ * memory does not hold of it. */
+static int pages_to_stream(const struct memplan *plan) {
+    int n_min = residency_pages_min(plan->limits.prefill_chunk);
+    int n_asked = (int)div_ceil((uint64_t)plan->limits.max_context, PAGE_TOKENS), n_stay = n_asked - plan->n_host_pages;
+
+    return n_stay > 0 ? max_int(n_min, (int)div_ceil(8 * (uint64_t)n_stay, 7)) : n_min; /* an eighth is for others */
+}
+
+/* With a ring of region_spans. False: it does not fit beside what else is needed. */
+static bool divide_with_ring(struct memplan *plan, int wanted) {
     const struct memplan_model *m = &plan->model;
     struct memplan_limits l = plan->limits;
-    int n_min = residency_pages_min(l.prefill_chunk), n_pages;
-    uint64_t n_wanted = div_ceil((uint64_t)wanted, PAGE_TOKENS), target = m->slot_bytes[KV_TARGET_FULL], ring, n_draft;
-    uint64_t free_bytes, n_most;
-    uint32_t n_host[KV_GROUP_N];
+    int n_needed = pages_to_stream(plan), n_pages;
+    uint64_t n_wanted = div_ceil((uint64_t)wanted, PAGE_TOKENS), target = m->slot_bytes[KV_TARGET_FULL];
+    uint64_t free_bytes, n_draft, n_most;
 
-    if (l.host_bytes == 0 || m->layer_bytes == 0)
+    if (ring_bytes(plan) >= l.device_bytes)
         return false;
-    memplan_host(m, l.host_bytes, FORMAT_ALIGN_MIN, n_host);
-    plan->n_host_pages = slots_within(n_host[KV_TARGET_FULL]);
-    plan->region_spans = region_spans_that_fit(m, l.device_bytes);
-    ring = ring_bytes(plan);
-    if (ring >= l.device_bytes)
-        return false;
-    l.device_bytes -= ring;
-    plan->max_seqs = seqs_that_fit(m, &l, n_min * PAGE_TOKENS);
+    l.device_bytes -= ring_bytes(plan);
+    plan->max_seqs = seqs_that_fit(m, &l, n_needed * PAGE_TOKENS);
     if (plan->max_seqs == 0)
         return false;
-    plan->n_restore_points = restore_points_that_fit(m, &l, plan->max_seqs, n_min * PAGE_TOKENS);
+    plan->n_restore_points = restore_points_that_fit(m, &l, plan->max_seqs, n_needed * PAGE_TOKENS);
     free_bytes = divide_fixed(plan, l.device_bytes);
     n_most = free_bytes / target + (uint64_t)plan->n_host_pages;
-    n_draft = draft_pages_that_fit(m, free_bytes, n_wanted < n_most ? n_wanted : n_most, n_min);
+    n_draft = draft_pages_that_fit(m, free_bytes, n_wanted < n_most ? n_wanted : n_most, n_needed);
     n_pages = slots_within((free_bytes - n_draft * m->slot_bytes[KV_DRAFT_FULL]) / target);
     plan->n_slots[KV_TARGET_FULL] = 1 + n_pages; /* the null pages are in fixed_bytes */
     if (m->slot_bytes[KV_DRAFT_FULL] > 0)
         plan->n_slots[KV_DRAFT_FULL] = 1 + slots_within(n_draft);
     n_most = (uint64_t)residency_of(n_pages, l.prefill_chunk).most + (uint64_t)plan->n_host_pages;
     plan->max_context = n_wanted <= n_most ? wanted : (int)n_most * PAGE_TOKENS;
-    return plan->max_context > max_context_resident && plan->max_context >= l.max_context;
+    return plan->max_context >= l.max_context;
+}
+
+/* Longer contexts are streamed from host memory, through a ring: as large a one as helps, or as fits. False: that allows no
+ * longer one than the device alone. */
+static bool divide_streamed(struct memplan *plan, int wanted, int max_context_resident) {
+    uint32_t n_host[KV_GROUP_N];
+
+    if (plan->limits.host_bytes == 0 || plan->model.layer_bytes == 0)
+        return false;
+    memplan_host(&plan->model, plan->limits.host_bytes, FORMAT_ALIGN_MIN, n_host);
+    plan->n_host_pages = slots_within(n_host[KV_TARGET_FULL]);
+    plan->region_spans = region_spans_that_fit(&plan->model, plan->limits.device_bytes);
+    while (plan->region_spans > REGION_SPANS_MIN && !divide_with_ring(plan, wanted))
+        plan->region_spans -= 2;
+    return divide_with_ring(plan, wanted) && plan->max_context > max_context_resident;
+}
+
+static int refuse(const struct memplan_model *m, const struct memplan_limits *l, int n_tokens, struct report *report) {
+    struct memplan streamed = {.model = *m, .limits = *l};
+    uint64_t fixed = fixed_bytes(m, l->prefill_chunk, 1), largest = 0;
+    char with_host[64] = "";
+
+    streamed.limits.max_context = 0;
+    if (divide_streamed(&streamed, m->max_positions, 0))
+        snprintf(with_host, sizeof with_host, " (with kv.host_bytes %d or more)", streamed.max_context);
+    if (fixed < l->device_bytes)
+        largest = (l->device_bytes - fixed) / full_page_bytes(m) * PAGE_TOKENS;
+    return report_error(
+        report, -EINVAL,
+        "kv.device_bytes = %" PRIu64 ": one sequence of %d tokens needs %" PRIu64 ": 2 states of %" PRIu64
+        ", %d draft pages of %" PRIu64 ", %" PRIu64 " pages of %" PRIu64 " (null pages included). The "
+        "largest request that fits has %" PRIu64 " tokens%s: raise kv.device_bytes%s",
+        l->device_bytes, n_tokens, needed_bytes(m, l, 1, n_tokens), m->slot_bytes[KV_TARGET_STATE],
+        m->window > 0 ? 1 + sliding_pages_per_seq(m, l->prefill_chunk) : 0, m->slot_bytes[KV_DRAFT_SLIDING],
+        1 + div_ceil((uint64_t)n_tokens, PAGE_TOKENS), full_page_bytes(m), largest, with_host,
+        l->max_context > 0 && largest > 0 ? " or lower limits.max_context" : "");
 }
 
 int memplan_make(const struct memplan_model *model, const struct memplan_limits *limits, struct memplan *ret_plan,
@@ -243,7 +260,7 @@ int memplan_make(const struct memplan_model *model, const struct memplan_limits 
     if ((!fits || resident.max_context < wanted) && divide_streamed(&streamed, wanted, fits ? resident.max_context : 0))
         plan = &streamed;
     else if (!fits)
-        return refuse(model, limits, asked, streamed.max_context, report);
+        return refuse(model, limits, asked, report);
     if (plan->max_context < wanted)
         add_notice(plan, "context limited to %d of the model's %d tokens: kv.device_bytes%s no more", plan->max_context,
                    model->max_positions, plan == &streamed ? " and kv.host_bytes hold" : " holds");

@@ -208,7 +208,12 @@ static void with_host_memory_longer_contexts_are_streamed(void **state) {
     assert_non_null(strstr(out.bytes, "from host memory in each step of the longest"));
     text_deinit(&out);
     l.host_bytes = 4 * GIB; /* not enough: 4 GiB hold some 45 thousand tokens */
-    refuses(&m, &l, ", with kv.host_bytes ");
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), -EINVAL);
+    assert_non_null(strstr(report.line, " (with kv.host_bytes "));
+    assert_int_equal(sscanf(strstr(report.line, " (with kv.host_bytes "), " (with kv.host_bytes %d", &l.max_context),
+                     1);
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), 0); /* so many do fit */
+    l.max_context = 262144;
     l.host_bytes = 0;
     refuses(&m, &l, "one sequence of 262144 tokens needs");
     l.host_bytes = 4 * GIB;
