@@ -28,7 +28,7 @@ static bool send(struct kv_vault *vault, struct vault_scan_read *read, void (*la
     read->op.bytes = vault->alignment;
     read->op.late = late;
     read->op.done = done;
-    read->is_given_up = false;
+    read->is_given_up = read->is_home = false;
     read->is_busy = disk_submit(vault->disk, &read->op, vault->options.now_us()) == 0;
     vault->n_scans_out += read->is_busy;
     return read->is_busy;
@@ -96,6 +96,7 @@ static void heads_turn(struct kv_vault *vault) {
             return;
         read->op.segment = vault->scan_segment;
         read->op.offset = 0;
+        read->slot = KV_NO_SLOT;
         if (!send(vault, read, on_late_head, on_head_read))
             return;
     }
@@ -173,23 +174,44 @@ static void take_header(struct kv_vault *vault, const struct vault_scan_read *re
     segment_mark_taken(vault->segments, entry.group, entry.slot);
 }
 
+static struct vault_scan_read *find_read(struct kv_vault *vault, uint32_t slot) {
+    for (int i = 0; i < VAULT_SCANS; i++)
+        if (vault->scans[i].is_busy && vault->scans[i].slot == slot)
+            return &vault->scans[i];
+    return NULL;
+}
+
+/* Whoever came first. One that is late is passed over; it stays busy until it comes home. */
+static void take_in_order(struct kv_vault *vault) {
+    struct vault_scan_read *read;
+
+    while ((read = find_read(vault, vault->scan_taken)) != NULL && (read->is_home || read->is_given_up)) {
+        vault->scan_taken++;
+        vault->n_scans_out--;
+        read->is_busy = !read->is_home;
+        if (!read->is_given_up && read->op.result == 0)
+            take_header(vault, read);
+        else
+            vault->stats.n_scan_bad++;
+        read->slot = KV_NO_SLOT;
+    }
+}
+
 static void on_header_read(struct disk_op *op) {
     struct vault_scan_read *read = container_of(op, struct vault_scan_read, op);
-    struct kv_vault *vault = read->vault;
 
-    if (!come_home(read))
-        return;
-    if (op->result == 0)
-        take_header(vault, read);
-    else if (op->result != -ECANCELED)
-        vault->stats.n_scan_bad++;
+    read->is_home = true;
+    if (read->slot == KV_NO_SLOT)
+        read->is_busy = false;
+    else if (!read->vault->is_closing)
+        take_in_order(read->vault);
 }
 
 static void on_late_header(struct disk_op *op) {
     struct vault_scan_read *read = container_of(op, struct vault_scan_read, op);
 
-    give_up(read);
-    read->vault->stats.n_scan_bad++;
+    read->is_given_up = true;
+    take_in_order(read->vault);
 }
 
 /* False: all are done. */
@@ -200,6 +222,7 @@ static bool next_segment(struct kv_vault *vault) {
         if (segment_state(vault->segments, s) != SEGMENT_SCANNING)
             continue;
         n = segment_slots(vault->segments, s, &vault->scan_group, &vault->scan_slot);
+        vault->scan_taken = vault->scan_slot;
         vault->scan_end = vault->scan_slot + n;
         vault->scan_segment = s;
         return true;
