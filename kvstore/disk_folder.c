@@ -349,7 +349,7 @@ int disk_segment_open(const struct disk_folder *folder, uint32_t segment, uint64
 int disk_segment_peek(const struct disk_folder *folder, uint32_t segment, void *ret_bytes, size_t n,
                       uint64_t *ret_file_bytes) {
     struct name name = segment_name(segment);
-    struct stat status;
+    struct stat status = {0};
     size_t n_read = 0;
     ssize_t r = 1;
     int fd = open_file(folder, name.text, O_RDONLY | O_NONBLOCK);

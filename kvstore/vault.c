@@ -72,7 +72,7 @@ static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
                                        .segment_bytes = vault->segment_bytes,
                                        .first_offset = vault->alignment,
                                        .cap_bytes = o->disk_bytes};
-    uint64_t n_records = 0, most = max_u64(o->disk_bytes, (uint64_t)vault->n_segments_max * vault->segment_bytes);
+    uint64_t n_records = 0;
     int r;
 
     for (int g = 0; g < KV_GROUP_N; g++) {
@@ -82,8 +82,9 @@ static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
         if (o->group[g].slot_bytes % vault->alignment != 0)
             return -EINVAL;
         segments.group[g].cap_bytes = share_of(vault, (enum kv_group)g, o->disk_bytes);
-        n_records += share_of(vault, (enum kv_group)g, most) / o->group[g].slot_bytes;
+        n_records += segments.group[g].cap_bytes / o->group[g].slot_bytes;
     }
+    n_records = max_u64(n_records, vault->n_slots_found); /* they may be others than those that are due now */
     if (n_records >= KV_NO_RECORD / 2)
         return -EINVAL;
     r = segment_open(&segments, &vault->segments);

@@ -54,8 +54,9 @@ struct kv_vault_options {
     void *wrap_user;
 };
 
-/* Opens the segments that the folder has, and begins to read what they hold. -EINVAL for options that cannot work; or what
- * broke. */
+/* Opens the segments that the folder has, and begins to read what they hold. Files of this store that cannot be used any
+ * more go: of another size, or damaged in their heads; more than disk_bytes allow are emptied and go, later. Files of others
+ * stay. -EINVAL for options that cannot work; or what broke. */
 int kv_vault_open(const struct kv_vault_options *options, struct kv_vault **ret_vault);
 /* Cancels what is on its way, without callbacks. 0: it is gone. Else so many operations are the kernel's still: call again
  * later, or leave vault, shelf and buffers as they are until the process ends. */

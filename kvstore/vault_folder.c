@@ -15,6 +15,7 @@ enum {
 struct survey {
     struct kv_vault *vault;
     uint32_t n[SIZES], last[SIZES]; /* files of that size; the highest number of one */
+    uint64_t n_slots[SIZES];        /* in them */
 };
 
 static uint64_t bytes_of(int size) {
@@ -32,42 +33,47 @@ static int size_of(uint64_t bytes) {
 
 enum whose { OURS, NOBODYS, OTHERS };
 
-static enum whose whose_is(const struct kv_vault *vault, uint32_t segment, uint64_t *ret_bytes) {
+/* ret_head: of one of ours. */
+static enum whose whose_is(const struct kv_vault *vault, uint32_t segment, uint64_t *ret_bytes,
+                           struct format_segment *ret_head) {
     uint8_t block[FORMAT_BLOCK_BYTES];
-    struct format_segment head;
     int r = disk_segment_peek(vault->options.folder, segment, block, sizeof block, ret_bytes);
 
     if (r != 0)
         return OTHERS;
-    r = format_segment_read(block, &head);
+    r = format_segment_read(block, ret_head);
     if (r == FORMAT_E_FREE || r == FORMAT_E_BAD)
         return NOBODYS;
-    return r == 0 && memcmp(head.store_id, vault->options.store_id, sizeof head.store_id) == 0 ? OURS : OTHERS;
+    return r == 0 && memcmp(ret_head->store_id, vault->options.store_id, sizeof ret_head->store_id) == 0 ? OURS
+                                                                                                         : OTHERS;
 }
 
 static void count(void *user, const char *name) {
     struct survey *survey = user;
+    struct format_segment head;
     uint32_t segment;
     uint64_t bytes;
     int size;
 
     if (!disk_segment_parse(name, &segment) || segment >= NUMBER_MAX ||
-        whose_is(survey->vault, segment, &bytes) != OURS)
+        whose_is(survey->vault, segment, &bytes, &head) != OURS)
         return;
     size = size_of(bytes);
     if (size == SIZES)
         return;
     survey->n[size]++;
+    survey->n_slots[size] += (head.segment_bytes - head.first_offset) / head.slot_bytes;
     if (survey->last[size] < segment)
         survey->last[size] = segment;
 }
 
 static void remove_useless(void *user, const char *name) {
     const struct kv_vault *vault = user;
+    struct format_segment head;
     uint32_t segment;
     uint64_t bytes;
 
-    if (disk_segment_parse(name, &segment) && whose_is(vault, segment, &bytes) != OTHERS &&
+    if (disk_segment_parse(name, &segment) && whose_is(vault, segment, &bytes, &head) != OTHERS &&
         (bytes != vault->segment_bytes || segment >= vault->n_segments_max))
         disk_folder_remove(vault->options.folder, name); /* or it stays, and its number is left alone */
 }
@@ -84,6 +90,7 @@ int vault_survey(struct kv_vault *vault) {
             disk_bytes / bytes_of(size) >= FEWEST && disk_bytes / bytes_of(size) <= MOST)
             kept = size;
     vault->segment_bytes = (uint32_t)bytes_of(kept);
+    vault->n_slots_found = survey.n_slots[kept];
     vault->n_segments_max = (uint32_t)(disk_bytes / vault->segment_bytes);
     if (vault->n_segments_max > 0 && survey.n[kept] > 0 && survey.last[kept] >= vault->n_segments_max)
         vault->n_segments_max = survey.last[kept] + 1; /* until those beyond the cap are gone */

@@ -81,6 +81,7 @@ struct vault_blank {
 struct vault_scan_read {
     struct kv_vault *vault;
     bool is_busy, is_given_up; /* nobody waits for it any more */
+    bool is_home;              /* and waits for those before it */
     struct disk_op op;
     void *block; /* [VAULT_SCAN_BYTES] */
     uint32_t first_slot, n_slots;
@@ -94,6 +95,7 @@ struct vault_segment {
     uint64_t synced_tick;
     uint64_t bound_sequence;  /* of its head: what was written into it before is nobody's */
     bool is_syncing, is_late; /* a sync is out; past its deadline */
+    bool is_leaving;          /* retired, and what is still written into it goes too */
     bool is_outdated;         /* foreign, but ours of another geometry: makes room when there is none */
 };
 
@@ -160,12 +162,14 @@ struct kv_vault {
     enum vault_scan_state { VAULT_SCAN_HEADS, VAULT_SCAN_SLOTS, VAULT_SCAN_DONE } scan_state;
     uint32_t scan_segment;        /* at which it is */
     uint32_t scan_slot, scan_end; /* of its group: the next to read, and the first of the next segment */
+    uint32_t scan_taken;          /* the next to be taken note of: in order, so that a chain is */
     enum kv_group scan_group;
     uint32_t n_scans_out;
     uint32_t purged[VAULT_PURGES],
         n_purged; /* users whose pages are not to be found by it; more than those: nobody's are */
 
     /* vault.c */
+    uint64_t n_slots_found; /* in the segments that were there */
     uint32_t n_records_max;
     uint32_t n_foreign_slots; /* taken by what is not ours to overwrite */
     uint32_t n_quarantined;   /* operations that did not come home; the breaker opened for so many */

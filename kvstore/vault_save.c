@@ -202,7 +202,7 @@ static void on_written(struct disk_op *op) {
         vault->save.saved.n_slots++;
         vault->save.saved.bytes += op->bytes;
         vault_report(vault, write->ticket, &write->is_reported, KV_BREAKER_WORKED);
-        if (write->is_unwanted)
+        if (write->is_unwanted || vault->segment[view.segment].is_leaving)
             vault_forget(vault, write->record);
         return;
     }
@@ -254,15 +254,14 @@ static void write_header(struct kv_vault *vault, const struct vault_write *write
 enum taken { TAKEN, TAKE_LATER, TAKE_NEVER };
 
 static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_t *ret_slot) {
-    if (!vault_has_room(vault))
-        return vault_is_blanking(vault) ? TAKE_LATER : TAKE_NEVER;
     for (;;) {
-        int r = segment_take(vault->segments, group, vault->save.near[group], ret_slot);
+        bool has_room = vault_has_room(vault);
+        int r = has_room ? segment_take(vault->segments, group, vault->save.near[group], ret_slot) : SEGMENT_E_FULL;
         uint32_t oldest;
 
         if (r == 0)
             return TAKEN;
-        if (r == SEGMENT_E_BUSY || vault_prepare_segment(vault, group))
+        if (has_room ? r == SEGMENT_E_BUSY || vault_prepare_segment(vault, group) : vault_is_blanking(vault))
             return TAKE_LATER;
         oldest = catalog_oldest(vault->catalog, group);
         if (oldest == KV_NO_RECORD) /* what is to be blanked comes free soon */
@@ -477,6 +476,7 @@ void vault_purge_saves(struct kv_vault *vault, uint32_t uid) {
 
 void vault_save_turn(struct kv_vault *vault) {
     refill_budget(vault);
+    vault_may_write(vault); /* the time when it could not may be over */
     while (vault->scan_state != VAULT_SCAN_HEADS) {
         if (!vault->save.is_running && !begin_next(vault))
             break;

@@ -41,7 +41,7 @@ static bool send(struct kv_vault *vault, struct vault_scan_read *read, uint32_t 
     read->op.bytes = bytes;
     read->op.late = late;
     read->op.done = done;
-    read->is_given_up = false;
+    read->is_given_up = read->is_home = false;
     read->is_busy = disk_submit(vault->disk, &read->op, vault->options.now_us()) == 0;
     vault->n_scans_out += read->is_busy;
     return read->is_busy;
@@ -109,6 +109,7 @@ static void heads_turn(struct kv_vault *vault) {
             return;
         read->op.segment = vault->scan_segment;
         read->op.offset = 0;
+        read->first_slot = KV_NO_SLOT;
         if (!send(vault, read, vault->alignment, on_late_head, on_head_read))
             return;
     }
@@ -197,38 +198,64 @@ static bool read_slots(struct kv_vault *vault, struct vault_scan_read *read, uin
                 on_late_header, on_header_read);
 }
 
+static struct vault_scan_read *find_read(struct kv_vault *vault, uint32_t slot) {
+    for (int i = 0; i < VAULT_SCANS; i++)
+        if (vault->scans[i].is_busy && vault->scans[i].first_slot == slot)
+            return &vault->scans[i];
+    return NULL;
+}
+
+/* What was read, or was not, is taken note of. True: nothing of the run is still to be read. */
+static bool take_run(struct kv_vault *vault, struct vault_scan_read *read) {
+    bool is_read = !read->is_given_up && read->op.result == 0;
+    uint32_t n_singly = read->n_singly, first = read->first_slot;
+
+    vault->n_scans_out--;
+    read->is_busy = !read->is_home; /* one that is late is passed over, and busy until it comes home */
+    read->first_slot = KV_NO_SLOT;
+    if (!is_read && !read->is_given_up && read->n_slots > 1) { /* one place hides the others: each for itself */
+        n_singly = read->n_slots;
+    } else {
+        for (uint32_t i = 0; is_read && i < read->n_slots; i++)
+            take_header(vault, read->op.segment, first + i,
+                        (char *)read->block + (size_t)i * vault->options.group[vault->scan_group].slot_bytes);
+        vault->stats.n_scan_bad += is_read ? 0 : read->n_slots;
+        vault->scan_taken += read->n_slots;
+    }
+    read->n_singly = n_singly > 0 ? n_singly - 1 : 0;
+    if (n_singly > 0 && !read->is_given_up && read_slots(vault, read, vault->scan_taken, 1))
+        return false;
+    vault->stats.n_scan_bad += n_singly;
+    vault->scan_taken += n_singly;
+    read->n_singly = 0;
+    read->first_slot = KV_NO_SLOT;
+    return true;
+}
+
+/* Whoever came first. */
+static void take_in_order(struct kv_vault *vault) {
+    struct vault_scan_read *read;
+
+    while ((read = find_read(vault, vault->scan_taken)) != NULL && (read->is_home || read->is_given_up))
+        if (!take_run(vault, read))
+            return;
+}
+
 static void on_header_read(struct disk_op *op) {
     struct vault_scan_read *read = container_of(op, struct vault_scan_read, op);
-    struct kv_vault *vault = read->vault;
-    uint32_t next = read->first_slot + 1;
 
-    if (!come_home(read))
-        return;
-    if (op->result == -ECANCELED)
-        return;
-    for (uint32_t i = 0; op->result == 0 && i < read->n_slots; i++)
-        take_header(vault, op->segment, read->first_slot + i,
-                    (char *)read->block + (size_t)i * vault->options.group[vault->scan_group].slot_bytes);
-    if (op->result != 0 && read->n_slots > 1) { /* one place that cannot be read hides the others: each for itself */
-        next = read->first_slot;
-        read->n_singly = read->n_slots;
-    } else if (op->result != 0) {
-        vault->stats.n_scan_bad++;
-    }
-    if (read->n_singly > 0 && !read_slots(vault, read, next, 1)) {
-        vault->stats.n_scan_bad += read->n_singly;
-        read->n_singly = 0;
-    } else if (read->n_singly > 0) {
-        read->n_singly--;
-    }
+    read->is_home = true;
+    if (read->first_slot == KV_NO_SLOT)
+        read->is_busy = false;
+    else if (!read->vault->is_closing)
+        take_in_order(read->vault);
 }
 
 static void on_late_header(struct disk_op *op) {
     struct vault_scan_read *read = container_of(op, struct vault_scan_read, op);
 
-    give_up(read);
-    read->vault->stats.n_scan_bad += read->n_slots + read->n_singly;
-    read->n_singly = 0;
+    read->is_given_up = true;
+    take_in_order(read->vault);
 }
 
 /* False: all are done. */
@@ -239,6 +266,7 @@ static bool next_segment(struct kv_vault *vault) {
         if (segment_state(vault->segments, s) != SEGMENT_SCANNING)
             continue;
         n = segment_slots(vault->segments, s, &vault->scan_group, &vault->scan_slot);
+        vault->scan_taken = vault->scan_slot;
         vault->scan_end = vault->scan_slot + n;
         vault->scan_segment = s;
         return true;

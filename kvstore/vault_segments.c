@@ -160,7 +160,7 @@ bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group) {
     file->is_reported = false;
     file->group = group;
     forget_unsynced(vault, file->segment);
-    vault->segment[file->segment].is_outdated = false;
+    vault->segment[file->segment].is_outdated = vault->segment[file->segment].is_leaving = false;
     if (disk_segment_exists(vault->disk, file->segment)) {
         write_head(vault);
         return true;
@@ -217,6 +217,7 @@ void vault_files_turn(struct kv_vault *vault) {
         return;
     if (segment_surplus(vault->segments, &s)) {
         segment_retire(vault->segments, s);
+        vault->segment[s].is_leaving = true;
         empty_segment(vault, s);
     }
     remove_retired(vault);
@@ -319,8 +320,10 @@ void vault_sync_turn(struct kv_vault *vault) {
             return;
         sync->op = (struct disk_op){.kind = DISK_SYNC, .segment = s, .late = on_late_sync, .done = on_synced};
         sync->tick = vault->tick;
-        if (disk_submit(vault->disk, &sync->op, now) != 0)
+        if (disk_submit(vault->disk, &sync->op, now) != 0) {
+            segment->dirty_since_us = now; /* and not before the loop has turned */
             return;
+        }
         sync->is_busy = segment->is_syncing = true;
         vault->dirty_bytes -= segment->dirty_bytes;
         segment->dirty_bytes = 0;

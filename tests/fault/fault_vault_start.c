@@ -460,6 +460,40 @@ static void a_smaller_store_gives_up_files_that_hold_least(void **state) {
     vr_free(&rig);
 }
 
+static void what_is_being_written_into_a_file_that_goes_goes_too(void **state) {
+    static struct vault_chain chain;
+    struct vault_rig rig;
+
+    (void)state;
+    vr_init(&rig);
+    make_pages_large(&rig);
+    rig.options.disk_bytes = 16 * (uint64_t)VR_SEGMENT;
+    vr_open(&rig);
+    for (int i = 0; i < 8; i++) {
+        vr_chain(&rig, &chain, 1 + i, 14);
+        vr_save(&rig, &chain);
+    }
+    vr_close(&rig);
+    rig.options.disk_bytes = 5 * (uint64_t)VR_SEGMENT;
+    vr_use_faults(&rig);
+    vr_open(&rig);
+    vr_chain(&rig, &chain, 100, 14);
+    vr_put_from(&rig, &chain, 0);
+    disk_faults_always(rig.faults, DISK_CALL_WRITE, held);
+    vr_ask_save(&rig, &chain, KV_VAULT_SAVE_MUST);
+    vr_quiesce(&rig);
+    assert_false(vr_stats(&rig).is_scanning);
+    assert_true(disk_faults_n_held(rig.faults) > 0);
+    disk_faults_always(rig.faults, DISK_CALL_WRITE, none);
+    disk_faults_release(rig.faults);
+    vr_settle(&rig);
+    vr_quiesce(&rig);
+    assert_int_equal(n_files(&rig), 5);
+    vr_save(&rig, &chain);
+    vr_expect_chain(&rig, &chain, false);
+    vr_free(&rig);
+}
+
 /* Segments of 16 MiB in a store that has become too small for them, and of 8 in one that is large. */
 static void files_of_another_size_are_kept_or_go_but_are_in_nobodys_way(void **state) {
     static struct vault_chain chain, other;
@@ -656,6 +690,7 @@ int main(void) {
         cmocka_unit_test(saving_goes_on_while_the_folder_is_read),
         cmocka_unit_test(what_is_purged_while_the_folder_is_read_does_not_come_back),
         cmocka_unit_test(a_smaller_store_gives_up_files_that_hold_least),
+        cmocka_unit_test(what_is_being_written_into_a_file_that_goes_goes_too),
         cmocka_unit_test(files_of_another_size_are_kept_or_go_but_are_in_nobodys_way),
         cmocka_unit_test(options_that_cannot_work_are_refused),
         cmocka_unit_test(closing_waits_for_what_is_out_and_calls_nobody),
