@@ -7,7 +7,7 @@
 
 #include "store_internal.h"
 
-enum { READS_MAX = 16 /* of one restore side by side */ };
+enum { READS_MAX = 32 /* of one restore side by side: read, or checked */ };
 
 enum item_state {
     ITEM_ON_DISK, /* pinned there */

@@ -154,6 +154,7 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
     n_out = vault->disk ? disk_close(vault->disk) : 0;
     if (n_out == 0)
         vault->disk = NULL;
+    vault_read_stop(vault);
     if (n_out > 0 || vault->n_work > 0) /* or a worker reads what would be freed */
         return n_out + vault->n_work;
     catalog_close(vault->catalog);
@@ -445,16 +446,6 @@ static uint64_t sooner(uint64_t a, uint64_t b) { /* 0: never */
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
-static uint64_t n_ended(const struct kv_vault *vault) {
-    struct disk_stats disk;
-    uint64_t n = 0;
-
-    disk_stats(vault->disk, &disk);
-    for (size_t kind = 0; kind < ARRAY_LEN(disk.n_done); kind++)
-        n += disk.n_done[kind] + disk.n_failed[kind];
-    return n;
-}
-
 /* Something is to be done, and nothing is on its way whose coming home would call the next turn: what could not be sent is
  * tried again. */
 static bool is_stalled(const struct kv_vault *vault) {
@@ -468,11 +459,12 @@ static bool is_stalled(const struct kv_vault *vault) {
 }
 
 uint64_t kv_vault_turn(struct kv_vault *vault) {
-    uint64_t next, n;
+    uint64_t next;
 
     disk_tick(vault->disk, vault->options.now_us());
     vault_may_write(vault); /* again, if its time has come */
     quarantine_turn(vault);
+    vault_read_turn(vault);
     vault_scan_turn(vault);
     vault_files_turn(vault);
     vault_save_turn(vault);
@@ -480,10 +472,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     vault_verify_turn(vault);
     blank_turn(vault);
     probe_turn(vault);
-    n = n_ended(vault);
-    next = disk_tick(vault->disk, vault->options.now_us());
-    if (n_ended(vault) != n) /* and nothing has been made of it yet */
-        return vault->options.now_us();
+    next = disk_send(vault->disk, vault->options.now_us());
     next = sooner(next, vault_sync_due_us(vault));
     next = sooner(next, vault->write_off_until_us);
     next = sooner(next, vault->removal.retry_at_us);
@@ -524,7 +513,7 @@ bool kv_vault_is_quiet(const struct kv_vault *vault) {
     struct disk_stats disk;
 
     disk_stats(vault->disk, &disk);
-    return !kv_vault_is_saving(vault) && vault->n_work == 0 && disk.n_out == disk.n_out_late;
+    return !kv_vault_is_saving(vault) && vault->n_work == 0 && !vault->to_check.first && disk.n_out == disk.n_out_late;
 }
 
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats) {
