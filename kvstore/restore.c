@@ -126,38 +126,78 @@ static bool is_coming(const struct kv_restores *restores, const struct kv_key *k
     return false;
 }
 
+enum { AHEAD_PAGES = 6 /* looking at a page takes a fraction of what its memory takes to come */ };
+
+/* What the pages to come will touch, so that it has come by then: of some the tables' entries, of those before them, whose
+ * entries have come, the records. */
+static void look_ahead(const struct kv_restores *restores, const struct kv_key *keys, uint32_t page, uint32_t n_pages,
+                       bool on_device) {
+    const struct kv_index *index = &restores->options.store->index;
+    const struct kv_key *entry = page + 2 * AHEAD_PAGES < n_pages ? &keys[page + 2 * AHEAD_PAGES] : NULL;
+    const struct kv_key *record = page + AHEAD_PAGES < n_pages ? &keys[page + AHEAD_PAGES] : NULL;
+
+    if (on_device && entry)
+        kv_index_prefetch_entry(index, entry);
+    if (on_device && record)
+        kv_index_prefetch_record(index, record);
+    if (on_device)
+        return;
+    if (entry)
+        kv_shelf_prefetch_entry(restores->options.shelf, entry);
+    if (record)
+        kv_shelf_prefetch_record(restores->options.shelf, record);
+    if (restores->vault && entry)
+        kv_vault_prefetch_entry(restores->vault, entry);
+    if (restores->vault && record)
+        kv_vault_prefetch_record(restores->vault, record);
+}
+
+static bool lies_on_host(const struct kv_restores *restores, const struct kv_page_name *name, enum kv_group group) {
+    const struct kv_shelf *shelf = restores->options.shelf;
+
+    return kv_shelf_has(shelf, kv_shelf_find(shelf, name), group);
+}
+
+static bool lies_on_disk(const struct kv_restores *restores, const struct kv_page_name *name, enum kv_group group) {
+    return restores->vault && kv_vault_has(restores->vault, name, group);
+}
+
+/* Forward as far as there are pages, then back to the last restore point: there are few, and mostly one is near the end. */
 void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
                         uint32_t n_pages, struct kv_found *ret_found) {
     const struct kv_index *index = &restores->options.store->index;
-    const struct kv_shelf *shelf = restores->options.shelf;
-    const struct kv_vault *vault = restores->vault;
-    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_disk = 0, n_disk_found = 0;
+    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_device_pages = 0, n_disk = 0;
     bool on_device = true; /* the index is whole from its first page on */
 
-    for (uint32_t page = 0; page < n_pages; page++) {
-        struct kv_page_name name = name_of(keys, tokens, page);
-        uint32_t below = kv_shelf_find(shelf, &name);
+    for (; n_found < n_pages; n_found++) {
+        struct kv_page_name name = name_of(keys, tokens, n_found);
 
+        look_ahead(restores, keys, n_found, n_pages, on_device);
         if (on_device) {
-            device = kv_index_find(index, &keys[page], device, name.tokens);
+            device = kv_index_find(index, &keys[n_found], device, name.tokens);
             on_device = device != KV_NO_RECORD;
-        }
-        if (!on_device && !kv_shelf_has(shelf, below, KV_TARGET_FULL)) {
-            if (!vault || !kv_vault_has(vault, &name, KV_TARGET_FULL))
-                break;
-            n_disk++;
+            n_device_pages += on_device;
         }
         if (on_device && kv_index_has(index, device, KV_TARGET_STATE))
-            n_device = n_found = page + 1;
-        else if (kv_shelf_has(shelf, below, KV_TARGET_STATE) || (vault && kv_vault_has(vault, &name, KV_TARGET_STATE)))
-            n_found = page + 1;
-        if (n_found == page + 1)
-            n_disk_found = n_disk;
+            n_device = n_found + 1;
+        if (on_device || lies_on_host(restores, &name, KV_TARGET_FULL))
+            continue;
+        if (!lies_on_disk(restores, &name, KV_TARGET_FULL))
+            break;
+        n_disk++;
+    }
+    for (; n_found > n_device; n_found--) {
+        struct kv_page_name name = name_of(keys, tokens, n_found - 1);
+
+        if (lies_on_host(restores, &name, KV_TARGET_STATE) || lies_on_disk(restores, &name, KV_TARGET_STATE))
+            break;
+        n_disk -= n_found > n_device_pages && !lies_on_host(restores, &name, KV_TARGET_FULL);
     }
     *ret_found = (struct kv_found){.n_tokens = n_found * PAGE_TOKENS,
                                    .n_device_tokens = n_device * PAGE_TOKENS,
-                                   .n_disk_tokens = n_disk_found * PAGE_TOKENS,
-                                   .is_incomplete = vault && n_found < n_pages && kv_vault_is_scanning(vault),
+                                   .n_disk_tokens = n_disk * PAGE_TOKENS,
+                                   .is_incomplete =
+                                       restores->vault && n_found < n_pages && kv_vault_is_scanning(restores->vault),
                                    .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 

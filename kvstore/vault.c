@@ -494,6 +494,14 @@ bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name,
            catalog_find(vault->catalog, &name->key, name->page_idx, group) != KV_NO_RECORD;
 }
 
+void kv_vault_prefetch_entry(const struct kv_vault *vault, const struct kv_key *key) {
+    catalog_prefetch_entry(vault->catalog, key);
+}
+
+void kv_vault_prefetch_record(const struct kv_vault *vault, const struct kv_key *key) {
+    catalog_prefetch_record(vault->catalog, key);
+}
+
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record) {
     uint32_t record;
 

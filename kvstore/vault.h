@@ -94,6 +94,9 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 /* What the folder held at open is not all known yet. */
 bool kv_vault_is_scanning(const struct kv_vault *vault);
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
+/* For a walk along a chain, as kv_shelf_prefetch_entry() and kv_shelf_prefetch_record(). */
+void kv_vault_prefetch_entry(const struct kv_vault *vault, const struct kv_key *key);
+void kv_vault_prefetch_record(const struct kv_vault *vault, const struct kv_key *key);
 /* Keeps it from leaving, so that it can be read later. False: it is not there. */
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record);
 void kv_vault_unpin(struct kv_vault *vault, uint32_t record);
