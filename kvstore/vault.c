@@ -190,6 +190,14 @@ void vault_forget(struct kv_vault *vault, uint32_t record) {
         vault_blank(vault, view.group, view.slot);
 }
 
+void vault_pin(struct kv_vault *vault, uint32_t record) {
+    struct catalog_view view = catalog_look(vault->catalog, record);
+
+    if (!view.was_read)
+        vault->stats.used_bytes += vault->options.group[view.group].slot_bytes;
+    catalog_pin(vault->catalog, record);
+}
+
 void vault_unpin(struct kv_vault *vault, uint32_t record) {
     struct catalog_view view = catalog_look(vault->catalog, record);
 
@@ -508,7 +516,7 @@ bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum 
     if (!kv_vault_has(vault, name, group))
         return false;
     record = catalog_find(vault->catalog, &name->key, name->page_idx, group);
-    catalog_pin(vault->catalog, record);
+    vault_pin(vault, record);
     *ret_record = record;
     return true;
 }

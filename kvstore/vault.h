@@ -140,6 +140,7 @@ struct kv_vault_stats {
     uint64_t n_skipped_short, n_skipped_budget, n_skipped_off, n_skipped_full, n_skipped_gone, n_write_errors;
     uint64_t n_read_errors, n_read_late, n_damaged; /* damaged: read, and not what it should be */
     uint64_t n_syncs, n_sync_errors, n_lost;        /* lost: pages whose sync failed */
+    uint64_t used_bytes;                            /* of pages, once for each that was read, or meant to be */
     uint64_t n_never_read;                          /* pages that left without having been read */
     uint64_t n_to_blank, n_blank_errors;            /* headers still to be blanked; that could not be */
     uint64_t n_remove_errors;                       /* of files that were too many, or retired */

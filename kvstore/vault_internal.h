@@ -219,6 +219,7 @@ int vault_hold_against(const struct kv_vault *vault, enum kv_group group, const 
 
 /* Its slot is blanked, so that it does not come back at the next start, and free then; at once if nobody reads it. */
 void vault_forget(struct kv_vault *vault, uint32_t record);
+void vault_pin(struct kv_vault *vault, uint32_t record);
 void vault_unpin(struct kv_vault *vault, uint32_t record);
 void vault_unguard(struct kv_vault *vault, uint32_t record);
 /* A taken slot without a record: the same. */

@@ -244,7 +244,7 @@ int kv_vault_read(struct kv_vault *vault, const struct kv_page_name *name, enum 
     if (!fetch || kv_shelf_reserve(vault->options.shelf, &full, group, &fetch->shelf_record, &payload) != 0)
         return KV_VAULT_E_BUSY;
     kv_breaker_admits(&vault->breaker, &fetch->ticket); /* it is ready */
-    catalog_pin(vault->catalog, record);
+    vault_pin(vault, record);
     fetch->is_busy = true;
     fetch->is_reported = false;
     fetch->record = record;
