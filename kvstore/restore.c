@@ -300,37 +300,48 @@ static void do_without(struct kv_restore *restore, struct item *item, int why) {
     restore->n_done++;
 }
 
-static void read_some(struct kv_restore *restore) {
+/* False: not now. */
+static bool read_item(struct kv_restore *restore, uint32_t idx) {
     struct kv_restores_options *o = &restore->restores->options;
+    struct item *item = &restore->items[idx];
+    struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
+    struct reading *reading = free_reading(restore);
+    uint32_t shelf_record;
+    int r;
 
-    for (; restore->error == 0 && restore->next_read < restore->n_items; restore->next_read++) {
-        struct item *item = &restore->items[restore->next_read];
-        struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
-        struct reading *reading = free_reading(restore);
-        uint32_t shelf_record;
-        int r;
-
-        if (item->state != ITEM_ON_DISK)
-            continue;
-        shelf_record = kv_shelf_find(o->shelf, &name);
-        if (kv_shelf_has(o->shelf, shelf_record, item->group)) {
-            take_from_shelf(restore, item, shelf_record);
-            continue;
-        }
-        if (!reading)
-            return;
-        r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
-        if (r == KV_VAULT_E_BUSY)
-            return;
-        if (r != 0) {
-            do_without(restore, item, -EIO);
-            continue;
-        }
-        item->state = ITEM_READING;
-        reading->is_busy = true;
-        reading->item = restore->next_read;
-        restore->n_reading++;
+    if (item->state != ITEM_ON_DISK)
+        return true;
+    shelf_record = kv_shelf_find(o->shelf, &name);
+    if (kv_shelf_has(o->shelf, shelf_record, item->group)) {
+        take_from_shelf(restore, item, shelf_record);
+        return true;
     }
+    if (!reading)
+        return false;
+    r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
+    if (r == KV_VAULT_E_BUSY)
+        return false;
+    if (r != 0) {
+        do_without(restore, item, -EIO);
+        return true;
+    }
+    item->state = ITEM_READING;
+    reading->is_busy = true;
+    reading->item = idx;
+    restore->n_reading++;
+    return true;
+}
+
+/* It weighs as much as many pages, so it is on its way, checked and copied while they are. */
+static bool has_state(const struct kv_restore *restore) {
+    return restore->n_items > 0 && restore->items[restore->n_items - 1].group == KV_TARGET_STATE;
+}
+
+static void read_some(struct kv_restore *restore) {
+    if (restore->error == 0 && has_state(restore))
+        read_item(restore, restore->n_items - 1);
+    while (restore->error == 0 && restore->next_read < restore->n_items && read_item(restore, restore->next_read))
+        restore->next_read++;
 }
 
 static void step(struct kv_restore *restore);
@@ -355,6 +366,18 @@ static void on_read(struct kv_vault_read *read, int result) {
 
 /* ---- copying -------------------------------------------------------------------------------------------------------- */
 
+static void add_copy(struct kv_restore *restore, uint32_t idx) {
+    struct kv_store *store = restore->restores->options.store;
+    struct item *item = &restore->items[idx];
+
+    if (item->state != ITEM_ON_HOST)
+        return;
+    item->state = ITEM_COPYING;
+    restore->batch_items[restore->batch.n] = idx;
+    restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
+        kv_store_slot(store, item->group, item->slot), item->src, store->group[item->group].slot_bytes};
+}
+
 static void copy_some(struct kv_restore *restore) {
     struct kv_restores_options *o = &restore->restores->options;
     bool is_gap = false;
@@ -362,20 +385,17 @@ static void copy_some(struct kv_restore *restore) {
     if (restore->is_sending || restore->error != 0)
         return;
     restore->batch.n = 0;
+    if (has_state(restore))
+        add_copy(restore, restore->n_items - 1);
     for (uint32_t i = restore->next_copy; restore->batch.n < KV_COPIES_MAX && i < restore->n_items; i++) {
-        struct item *item = &restore->items[i];
+        enum item_state state = restore->items[i].state;
 
-        is_gap = is_gap || item->state == ITEM_ON_DISK || item->state == ITEM_READING;
-        if (item->state == ITEM_ON_HOST) {
-            item->state = ITEM_COPYING;
-            restore->batch_items[restore->batch.n] = i;
-            restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
-                kv_store_slot(o->store, item->group, item->slot), item->src, o->store->group[item->group].slot_bytes};
-        }
+        is_gap = is_gap || state == ITEM_ON_DISK || state == ITEM_READING;
+        add_copy(restore, i);
         if (!is_gap)
             restore->next_copy = i + 1;
         else if (i >= restore->next_read)
-            break; /* nothing beyond has been read */
+            break; /* nothing beyond has been read, but the state */
     }
     if (restore->batch.n == 0)
         return;
