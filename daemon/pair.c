@@ -272,6 +272,8 @@ static int open_engine(struct pair *pair, const struct config *config, uint64_t 
                                      .thread = pair->thread,
                                      .spill = pair->spill,
                                      .restores = config->kv.restore == CONFIG_RESTORE_NEVER ? NULL : pair->restores,
+                                     .shelf = pair->plan.region_spans > 0 ? pair->shelf : NULL,
+                                     .region_spans = pair->plan.region_spans,
                                      .restore_always = config->kv.restore == CONFIG_RESTORE_ALWAYS,
                                      .n_places = pair->plan.max_seqs,
                                      .n_seqs_max = 2 * pair->plan.max_seqs + 65536, /* sched.queue_max may change */

@@ -532,6 +532,15 @@ bool kv_vault_is_quiet(const struct kv_vault *vault) {
     return !kv_vault_is_saving(vault) && vault->n_work == 0 && !vault->to_check.first && disk.n_out == disk.n_out_late;
 }
 
+void kv_vault_touch(struct kv_vault *vault, const struct kv_page_name *name) {
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        uint32_t record = catalog_find(vault->catalog, &name->key, name->page_idx, (enum kv_group)g);
+
+        if (record != KV_NO_RECORD)
+            catalog_touch(vault->catalog, record);
+    }
+}
+
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats) {
     struct segment_stats segments;
 

@@ -1,5 +1,5 @@
 """Error codes and finish reasons, each by what the protocol says brings it about. BAD_FRAME is in test_abuse.py, slow_client
-and cancelled in test_release.py, error in test_stuck.py. CORRUPT is for what lies on a disk: there is none yet."""
+and cancelled in test_release.py, error in test_stuck.py. CORRUPT in test_sessions_durable.py."""
 import asyncio
 import os
 import resource

@@ -157,6 +157,22 @@ def test_a_damaged_record_is_told_and_harms_no_other(daemon, disk):
     assert f"file=sessions/{first.name} reason=damaged" in log and f"file=sessions/{second.name} reason=damaged" in log
     assert "event=sessions.loaded n=1 damaged=2" in log
     assert first.read_bytes() == content
+    with one.connect() as client:
+        whole = client.call("session.list")["sessions"][0]["name"]
+        for name in set("abc") - {whole}:  # never taken for one that was not there, and never written over
+            for method, params in (("session.open", {"name": name}), ("session.info", {"name": name}),
+                                   ("session.park", {"name": name}), ("gen.start", {"session": name, "prompt": "x"})):
+                with pytest.raises(spillway.Corrupt) as refused:
+                    client.call(method, params)
+                assert str(disk["kv.disk_path"]) in refused.value.message
+        assert first.read_bytes() == content
+        for name in set("abc") - {whole}:
+            client.call("session.close", {"name": name})
+            assert client.call("session.open", {"name": name})["n_tokens"] == 0
+        wait_until(lambda: records(disk) == [first, second, third])
+    one.stop()
+    with daemon(**disk).connect() as client:
+        assert len(client.call("session.list")["sessions"]) == 3
 
 
 def test_sessions_of_another_vocabulary_wait_for_their_model(daemon, disk, tmp_path):

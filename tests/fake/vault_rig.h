@@ -3,6 +3,7 @@
  * time has come that the vault named. For cmocka. */
 #pragma once
 #include "disk_rig.h"
+#include "fast_folder.h"
 #include "key.h"
 #include "vault.h"
 
@@ -76,7 +77,7 @@ static inline void vr_init_in(struct vault_rig *rig, const char *under) {
 }
 
 static inline void vr_init(struct vault_rig *rig) {
-    vr_init_in(rig, "/tmp");
+    vr_init_in(rig, fast_folder());
 }
 
 static inline void vr_open_shelf(struct vault_rig *rig) {
