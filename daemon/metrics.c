@@ -170,6 +170,8 @@ static const struct metric_row rows[METRIC_N] = {
                              .help = "Prefixes or pages that were not written to disk."},
     [METRIC_DISK_ERRORS] = {"disk_errors_total", METRIC_COUNTER, &disk_errors,
                             .help = "Operations on disk that failed, pages lost or damaged with them."},
+    [METRIC_DISK_USED_BYTES] = {"disk_used_bytes_total", METRIC_COUNTER,
+                                .help = "Bytes of pages on disk that were needed, each page once."},
     [METRIC_DISK_NEVER_READ] = {"disk_never_read_total", METRIC_COUNTER,
                                 .help = "Slots on disk emptied without having been read."},
     [METRIC_DISK_OFF] = {"disk_off", METRIC_GAUGE, .help = "1 while the disk makes trouble and is left alone."},

@@ -68,6 +68,7 @@ enum metric {
     METRIC_DISK_READ_BYTES,
     METRIC_DISK_SKIPPED, /* enum metric_skip */
     METRIC_DISK_ERRORS,  /* enum metric_disk_error */
+    METRIC_DISK_USED_BYTES,
     METRIC_DISK_NEVER_READ,
     METRIC_DISK_OFF,
     METRIC_DISK_WRITE_OFF,

@@ -199,6 +199,7 @@ static void update_disk(struct service *service) {
     metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_LOST, (int64_t)s.n_lost);
     metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_DAMAGED, (int64_t)s.n_damaged);
     metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_BLANK, (int64_t)s.n_blank_errors);
+    metrics_set(m, METRIC_DISK_USED_BYTES, 0, (int64_t)s.used_bytes);
     metrics_set(m, METRIC_DISK_NEVER_READ, 0, (int64_t)s.n_never_read);
     metrics_set(m, METRIC_DISK_OFF, 0, s.is_off);
     metrics_set(m, METRIC_DISK_WRITE_OFF, 0, s.is_write_off);

@@ -114,6 +114,20 @@ uint32_t catalog_find(const struct catalog *catalog, const struct kv_key *key, u
     return r != KV_NO_RECORD && catalog->records[r].state == RECORD_STORED ? r : KV_NO_RECORD;
 }
 
+void catalog_prefetch_entry(const struct catalog *catalog, const struct kv_key *key) {
+    __builtin_prefetch(chain_of(catalog, key->bytes));
+}
+
+/* Of the first of the key's chain; mostly that is the one. */
+void catalog_prefetch_record(const struct catalog *catalog, const struct kv_key *key) {
+    uint32_t r = *chain_of(catalog, key->bytes);
+
+    if (r == KV_NO_RECORD)
+        return;
+    __builtin_prefetch(&catalog->records[r]);
+    __builtin_prefetch((const char *)&catalog->records[r + 1] - 1); /* a record may lie across two lines */
+}
+
 bool catalog_knows(const struct catalog *catalog, const struct kv_key *key, uint32_t page_idx, enum kv_group group) {
     return find(catalog, key, page_idx, group) != KV_NO_RECORD;
 }

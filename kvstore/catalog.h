@@ -30,6 +30,10 @@ void catalog_close(struct catalog *catalog);                            /* NULL 
 
 /* A STORED one, or KV_NO_RECORD. */
 uint32_t catalog_find(const struct catalog *catalog, const struct kv_key *key, uint32_t page_idx, enum kv_group group);
+/* For a walk along a chain whose keys are known: asks for the memory that a find of this key will touch, first the table's,
+ * then, when that has come, the record's. */
+void catalog_prefetch_entry(const struct catalog *catalog, const struct kv_key *key);
+void catalog_prefetch_record(const struct catalog *catalog, const struct kv_key *key);
 /* Also one that is being written. */
 bool catalog_knows(const struct catalog *catalog, const struct kv_key *key, uint32_t page_idx, enum kv_group group);
 

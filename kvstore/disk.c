@@ -401,21 +401,34 @@ static void make_late(struct disk *disk, uint32_t idx) {
         op->late(op);
 }
 
-uint64_t disk_tick(struct disk *disk, uint64_t now_us) {
+static uint64_t next_tick_us(const struct disk *disk, uint64_t now_us) {
     uint64_t next_us = now_us + SAFETY_TICK_US;
 
+    for (uint32_t i = 0; i < disk->options.n_ops_max; i++) {
+        const struct entry *entry = &disk->entries[i];
+
+        if (entry->is_out && !entry->op->is_late && entry->op->own.deadline_us < next_us)
+            next_us = entry->op->own.deadline_us;
+    }
+    return disk->stats.n_out > 0 ? next_us : 0;
+}
+
+uint64_t disk_tick(struct disk *disk, uint64_t now_us) {
     disk_dispatch(disk);
     for (uint32_t i = 0; i < disk->options.n_ops_max; i++) {
         const struct entry *entry = &disk->entries[i];
 
-        if (!entry->is_out || entry->op->is_late)
-            continue;
-        if (entry->op->own.deadline_us <= now_us)
+        if (entry->is_out && !entry->op->is_late && entry->op->own.deadline_us <= now_us)
             make_late(disk, i);
-        else if (entry->op->own.deadline_us < next_us)
-            next_us = entry->op->own.deadline_us;
     }
-    return disk->stats.n_out > 0 ? next_us : 0;
+    return next_tick_us(disk, now_us);
+}
+
+uint64_t disk_send(struct disk *disk, uint64_t now_us) {
+    for (uint32_t q = 0; q < disk->n_queues; q++)
+        if (disk->queues[q]->table->send != NULL)
+            disk->queues[q]->table->send(disk->queues[q]);
+    return next_tick_us(disk, now_us);
 }
 
 void disk_stats(const struct disk *disk, struct disk_stats *ret_stats) {

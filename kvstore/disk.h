@@ -92,6 +92,10 @@ void disk_dispatch(struct disk *disk);
 /* Dispatches, then looks at the deadlines. Returns when to call it next, at the latest; 0: not before the next submit. */
 uint64_t disk_tick(struct disk *disk, uint64_t now_us);
 
+/* Sends what was submitted, all at once; without this the next dispatch does, for which the descriptor is readable. Calls
+ * nobody back. Returns as disk_tick(). */
+uint64_t disk_send(struct disk *disk, uint64_t now_us);
+
 bool disk_segment_exists(const struct disk *disk, uint32_t segment);
 
 /* What addresses, offsets and lengths must be multiples of; DISK_ALIGN_MIN if the disk is not direct. */

@@ -27,6 +27,7 @@ struct disk_request {
 struct disk_queue;
 struct disk_queue_table {
     int (*start)(struct disk_queue *queue, const struct disk_request *request); /* -errno: no result will come */
+    void (*send)(struct disk_queue *queue); /* what was started and waits for it, or for reap; NULL: nothing does */
     void (*cancel)(struct disk_queue *queue,
                    uint64_t id); /* its result comes, sooner if that can be. Unknown: nothing */
     bool (*reap)(struct disk_queue *queue, uint64_t *ret_id, int *ret_result); /* false: none now */

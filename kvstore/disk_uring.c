@@ -4,6 +4,7 @@
 #include <liburing.h>
 #include <linux/ioprio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base.h"
 #include "disk_queue.h"
@@ -18,6 +19,7 @@ struct uring {
     struct disk_uring_facts *facts; /* the disk's, which shows them */
     struct iovec *buffers;          /* registered ones */
     uint32_t n_buffers;
+    int event_fd;
 };
 
 /* ---- open -------------------------------------------------------------------------------------------------------- */
@@ -100,6 +102,15 @@ static struct io_uring_sqe *take_sqe(struct uring *uring) {
     return sqe;
 }
 
+/* What is started is sent together, by the next reap if nobody does it before: a call into the kernel, and of a virtual disk
+ * out of the machine, costs as much for one as for many. */
+static void wake_up(const struct uring *uring) {
+    uint64_t one = 1;
+    ssize_t n = write(uring->event_fd, &one, sizeof(one)); /* fails only if it is readable as it is */
+
+    (void)n;
+}
+
 static int uring_start(struct disk_queue *queue, const struct disk_request *request) {
     struct uring *uring = container_of(queue, struct uring, queue);
     struct io_uring_sqe *sqe;
@@ -142,8 +153,16 @@ static int uring_start(struct disk_queue *queue, const struct disk_request *requ
     if (!request->is_direct)
         sqe->flags |= IOSQE_ASYNC; /* the kernel's threads copy the bytes, not this one */
     io_uring_sqe_set_data64(sqe, request->id);
-    io_uring_submit(&uring->ring); /* what the kernel does not take now is offered again by reap */
+    if (io_uring_sq_ready(&uring->ring) == 1)
+        wake_up(uring);
     return 0;
+}
+
+static void uring_send(struct disk_queue *queue) {
+    struct uring *uring = container_of(queue, struct uring, queue);
+
+    if (io_uring_sq_ready(&uring->ring) > 0)
+        io_uring_submit(&uring->ring); /* what the kernel does not take now is offered again by the next call */
 }
 
 static void uring_cancel(struct disk_queue *queue, uint64_t id) {
@@ -159,22 +178,27 @@ static void uring_cancel(struct disk_queue *queue, uint64_t id) {
 
 static bool uring_reap(struct disk_queue *queue, uint64_t *ret_id, int *ret_result) {
     struct uring *uring = container_of(queue, struct uring, queue);
-    struct io_uring_cqe *cqe;
+    bool has_sent = false;
 
-    if (io_uring_sq_ready(&uring->ring) > 0)
-        io_uring_submit(&uring->ring);
-    while (io_uring_peek_cqe(&uring->ring, &cqe) == 0) { /* lets the kernel finish what it deferred */
-        uint64_t id = cqe->user_data;
-        int result = cqe->res;
+    for (;;) {
+        struct io_uring_cqe *cqe;
 
-        io_uring_cqe_seen(&uring->ring, cqe);
-        if (id == ID_OF_CANCEL)
-            continue;
-        *ret_id = id;
-        *ret_result = result;
-        return true;
+        if (io_uring_peek_cqe(&uring->ring, &cqe) == 0) { /* lets the kernel finish what it deferred */
+            uint64_t id = cqe->user_data;
+            int result = cqe->res;
+
+            io_uring_cqe_seen(&uring->ring, cqe);
+            if (id == ID_OF_CANCEL)
+                continue;
+            *ret_id = id;
+            *ret_result = result;
+            return true;
+        }
+        if (has_sent || io_uring_sq_ready(&uring->ring) == 0)
+            return false;
+        uring_send(queue);
+        has_sent = true;
     }
-    return false;
 }
 
 /* An update that is refused ends the use of registered files: everything then names its descriptor. */
@@ -191,6 +215,7 @@ static void uring_close(struct disk_queue *queue) {
 
 static const struct disk_queue_table uring_table = {
     .start = uring_start,
+    .send = uring_send,
     .cancel = uring_cancel,
     .reap = uring_reap,
     .set_file = uring_set_file,
@@ -216,6 +241,7 @@ int disk_uring_open(const struct disk_options *options, uint32_t n_calls_max, in
     }
     uring->queue.table = &uring_table;
     uring->facts = facts;
+    uring->event_fd = event_fd;
     facts->has_registered_files = io_uring_register_files_sparse(&uring->ring, options->n_segments_max) == 0;
     facts->buffers_error = register_buffers(uring, options);
     facts->has_registered_buffers = uring->n_buffers > 0;

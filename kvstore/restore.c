@@ -7,7 +7,7 @@
 
 #include "store_internal.h"
 
-enum { READS_MAX = 16 /* of one restore side by side */ };
+enum { READS_MAX = 32 /* of one restore side by side: read, or checked */ };
 
 enum item_state {
     ITEM_ON_DISK, /* pinned there */
@@ -127,38 +127,78 @@ static bool is_coming(const struct kv_restores *restores, const struct kv_key *k
     return false;
 }
 
+enum { AHEAD_PAGES = 6 /* looking at a page takes a fraction of what its memory takes to come */ };
+
+/* What the pages to come will touch, so that it has come by then: of some the tables' entries, of those before them, whose
+ * entries have come, the records. */
+static void look_ahead(const struct kv_restores *restores, const struct kv_key *keys, uint32_t page, uint32_t n_pages,
+                       bool on_device) {
+    const struct kv_index *index = &restores->options.store->index;
+    const struct kv_key *entry = page + 2 * AHEAD_PAGES < n_pages ? &keys[page + 2 * AHEAD_PAGES] : NULL;
+    const struct kv_key *record = page + AHEAD_PAGES < n_pages ? &keys[page + AHEAD_PAGES] : NULL;
+
+    if (on_device && entry)
+        kv_index_prefetch_entry(index, entry);
+    if (on_device && record)
+        kv_index_prefetch_record(index, record);
+    if (on_device)
+        return;
+    if (entry)
+        kv_shelf_prefetch_entry(restores->options.shelf, entry);
+    if (record)
+        kv_shelf_prefetch_record(restores->options.shelf, record);
+    if (restores->vault && entry)
+        kv_vault_prefetch_entry(restores->vault, entry);
+    if (restores->vault && record)
+        kv_vault_prefetch_record(restores->vault, record);
+}
+
+static bool lies_on_host(const struct kv_restores *restores, const struct kv_page_name *name, enum kv_group group) {
+    const struct kv_shelf *shelf = restores->options.shelf;
+
+    return kv_shelf_has(shelf, kv_shelf_find(shelf, name), group);
+}
+
+static bool lies_on_disk(const struct kv_restores *restores, const struct kv_page_name *name, enum kv_group group) {
+    return restores->vault && kv_vault_has(restores->vault, name, group);
+}
+
+/* Forward as far as there are pages, then back to the last restore point: there are few, and mostly one is near the end. */
 void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
                         uint32_t n_pages, struct kv_found *ret_found) {
     const struct kv_index *index = &restores->options.store->index;
-    const struct kv_shelf *shelf = restores->options.shelf;
-    const struct kv_vault *vault = restores->vault;
-    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_disk = 0, n_disk_found = 0;
+    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_device_pages = 0, n_disk = 0;
     bool on_device = true; /* the index is whole from its first page on */
 
-    for (uint32_t page = 0; page < n_pages; page++) {
-        struct kv_page_name name = name_of(keys, tokens, page);
-        uint32_t below = kv_shelf_find(shelf, &name);
+    for (; n_found < n_pages; n_found++) {
+        struct kv_page_name name = name_of(keys, tokens, n_found);
 
+        look_ahead(restores, keys, n_found, n_pages, on_device);
         if (on_device) {
-            device = kv_index_find(index, &keys[page], device, name.tokens);
+            device = kv_index_find(index, &keys[n_found], device, name.tokens);
             on_device = device != KV_NO_RECORD;
-        }
-        if (!on_device && !kv_shelf_has(shelf, below, KV_TARGET_FULL)) {
-            if (!vault || !kv_vault_has(vault, &name, KV_TARGET_FULL))
-                break;
-            n_disk++;
+            n_device_pages += on_device;
         }
         if (on_device && kv_index_has(index, device, KV_TARGET_STATE))
-            n_device = n_found = page + 1;
-        else if (kv_shelf_has(shelf, below, KV_TARGET_STATE) || (vault && kv_vault_has(vault, &name, KV_TARGET_STATE)))
-            n_found = page + 1;
-        if (n_found == page + 1)
-            n_disk_found = n_disk;
+            n_device = n_found + 1;
+        if (on_device || lies_on_host(restores, &name, KV_TARGET_FULL))
+            continue;
+        if (!lies_on_disk(restores, &name, KV_TARGET_FULL))
+            break;
+        n_disk++;
+    }
+    for (; n_found > n_device; n_found--) {
+        struct kv_page_name name = name_of(keys, tokens, n_found - 1);
+
+        if (lies_on_host(restores, &name, KV_TARGET_STATE) || lies_on_disk(restores, &name, KV_TARGET_STATE))
+            break;
+        n_disk -= n_found > n_device_pages && !lies_on_host(restores, &name, KV_TARGET_FULL);
     }
     *ret_found = (struct kv_found){.n_tokens = n_found * PAGE_TOKENS,
                                    .n_device_tokens = n_device * PAGE_TOKENS,
-                                   .n_disk_tokens = n_disk_found * PAGE_TOKENS,
-                                   .is_incomplete = vault && n_found < n_pages && kv_vault_is_scanning(vault),
+                                   .n_disk_tokens = n_disk * PAGE_TOKENS,
+                                   .is_incomplete =
+                                       restores->vault && n_found < n_pages && kv_vault_is_scanning(restores->vault),
                                    .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 
@@ -261,37 +301,48 @@ static void do_without(struct kv_restore *restore, struct item *item, int why) {
     restore->n_done++;
 }
 
-static void read_some(struct kv_restore *restore) {
+/* False: not now. */
+static bool read_item(struct kv_restore *restore, uint32_t idx) {
     struct kv_restores_options *o = &restore->restores->options;
+    struct item *item = &restore->items[idx];
+    struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
+    struct reading *reading = free_reading(restore);
+    uint32_t shelf_record;
+    int r;
 
-    for (; restore->error == 0 && restore->next_read < restore->n_items; restore->next_read++) {
-        struct item *item = &restore->items[restore->next_read];
-        struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
-        struct reading *reading = free_reading(restore);
-        uint32_t shelf_record;
-        int r;
-
-        if (item->state != ITEM_ON_DISK)
-            continue;
-        shelf_record = kv_shelf_find(o->shelf, &name);
-        if (kv_shelf_has(o->shelf, shelf_record, item->group)) {
-            take_from_shelf(restore, item, shelf_record);
-            continue;
-        }
-        if (!reading)
-            return;
-        r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
-        if (r == KV_VAULT_E_BUSY)
-            return;
-        if (r != 0) {
-            do_without(restore, item, -EIO);
-            continue;
-        }
-        item->state = ITEM_READING;
-        reading->is_busy = true;
-        reading->item = restore->next_read;
-        restore->n_reading++;
+    if (item->state != ITEM_ON_DISK)
+        return true;
+    shelf_record = kv_shelf_find(o->shelf, &name);
+    if (kv_shelf_has(o->shelf, shelf_record, item->group)) {
+        take_from_shelf(restore, item, shelf_record);
+        return true;
     }
+    if (!reading)
+        return false;
+    r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
+    if (r == KV_VAULT_E_BUSY)
+        return false;
+    if (r != 0) {
+        do_without(restore, item, -EIO);
+        return true;
+    }
+    item->state = ITEM_READING;
+    reading->is_busy = true;
+    reading->item = idx;
+    restore->n_reading++;
+    return true;
+}
+
+/* It weighs as much as many pages, so it is on its way, checked and copied while they are. */
+static bool has_state(const struct kv_restore *restore) {
+    return restore->n_items > 0 && restore->items[restore->n_items - 1].group == KV_TARGET_STATE;
+}
+
+static void read_some(struct kv_restore *restore) {
+    if (restore->error == 0 && has_state(restore))
+        read_item(restore, restore->n_items - 1);
+    while (restore->error == 0 && restore->next_read < restore->n_items && read_item(restore, restore->next_read))
+        restore->next_read++;
 }
 
 static void step(struct kv_restore *restore);
@@ -316,14 +367,14 @@ static void on_read(struct kv_vault_read *read, int result) {
 
 /* ---- copying -------------------------------------------------------------------------------------------------------- */
 
-static void add_copy(struct kv_restore *restore, uint32_t i) {
+static void add_copy(struct kv_restore *restore, uint32_t idx) {
     struct kv_store *store = restore->restores->options.store;
-    struct item *item = &restore->items[i];
+    struct item *item = &restore->items[idx];
 
     if (item->state != ITEM_ON_HOST)
         return;
     item->state = ITEM_COPYING;
-    restore->batch_items[restore->batch.n] = i;
+    restore->batch_items[restore->batch.n] = idx;
     restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
         kv_store_slot(store, item->group, item->slot), item->src, store->group[item->group].slot_bytes};
 }
@@ -337,6 +388,8 @@ static void copy_some(struct kv_restore *restore) {
     if (restore->is_sending || restore->error != 0)
         return;
     restore->batch.n = 0;
+    if (has_state(restore))
+        add_copy(restore, restore->n_items - 1);
     for (uint32_t i = restore->next_copy; restore->batch.n < KV_COPIES_MAX && i < restore->next_read; i++) {
         is_gap = is_gap || restore->items[i].state == ITEM_READING;
         add_copy(restore, i);

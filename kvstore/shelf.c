@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CACHE_LINE_BYTES = 64 };
+
 enum copy_state {
     COPY_NONE,
     COPY_FILLING,
@@ -149,6 +151,20 @@ uint32_t kv_shelf_find(const struct kv_shelf *shelf, const struct kv_page_name *
             return r;
     }
     return KV_NO_RECORD;
+}
+
+void kv_shelf_prefetch_entry(const struct kv_shelf *shelf, const struct kv_key *key) {
+    __builtin_prefetch(chain_of(shelf, key));
+}
+
+/* Of the first of the key's chain; mostly that is the one. */
+void kv_shelf_prefetch_record(const struct kv_shelf *shelf, const struct kv_key *key) {
+    uint32_t r = *chain_of(shelf, key);
+
+    if (r == KV_NO_RECORD)
+        return;
+    for (size_t at = 0; at < sizeof *shelf->records; at += CACHE_LINE_BYTES)
+        __builtin_prefetch((const char *)&shelf->records[r] + at);
 }
 
 uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx) {

@@ -155,6 +155,7 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
     n_out = vault->disk ? disk_close(vault->disk) : 0;
     if (n_out == 0)
         vault->disk = NULL;
+    vault_read_stop(vault);
     if (n_out > 0 || vault->n_work > 0) /* or a worker reads what would be freed */
         return n_out + vault->n_work;
     catalog_close(vault->catalog);
@@ -188,6 +189,14 @@ void vault_forget(struct kv_vault *vault, uint32_t record) {
 
     if (catalog_drop(vault->catalog, record))
         vault_blank(vault, view.group, view.slot);
+}
+
+void vault_pin(struct kv_vault *vault, uint32_t record) {
+    struct catalog_view view = catalog_look(vault->catalog, record);
+
+    if (!view.was_read)
+        vault->stats.used_bytes += vault->options.group[view.group].slot_bytes;
+    catalog_pin(vault->catalog, record);
 }
 
 void vault_unpin(struct kv_vault *vault, uint32_t record) {
@@ -446,16 +455,6 @@ static uint64_t sooner(uint64_t a, uint64_t b) { /* 0: never */
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
-static uint64_t n_ended(const struct kv_vault *vault) {
-    struct disk_stats disk;
-    uint64_t n = 0;
-
-    disk_stats(vault->disk, &disk);
-    for (size_t kind = 0; kind < ARRAY_LEN(disk.n_done); kind++)
-        n += disk.n_done[kind] + disk.n_failed[kind];
-    return n;
-}
-
 /* Something is to be done, and nothing is on its way whose coming home would call the next turn: what could not be sent is
  * tried again. */
 static bool is_stalled(const struct kv_vault *vault) {
@@ -469,11 +468,12 @@ static bool is_stalled(const struct kv_vault *vault) {
 }
 
 uint64_t kv_vault_turn(struct kv_vault *vault) {
-    uint64_t next, n;
+    uint64_t next;
 
     disk_tick(vault->disk, vault->options.now_us());
     vault_may_write(vault); /* again, if its time has come */
     quarantine_turn(vault);
+    vault_read_turn(vault);
     vault_scan_turn(vault);
     vault_files_turn(vault);
     vault_save_turn(vault);
@@ -481,10 +481,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     vault_verify_turn(vault);
     blank_turn(vault);
     probe_turn(vault);
-    n = n_ended(vault);
-    next = disk_tick(vault->disk, vault->options.now_us());
-    if (n_ended(vault) != n) /* and nothing has been made of it yet */
-        return vault->options.now_us();
+    next = disk_send(vault->disk, vault->options.now_us());
     next = sooner(next, vault_sync_due_us(vault));
     next = sooner(next, vault->write_off_until_us);
     next = sooner(next, vault->removal.retry_at_us);
@@ -506,13 +503,21 @@ bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name,
            catalog_find(vault->catalog, &name->key, name->page_idx, group) != KV_NO_RECORD;
 }
 
+void kv_vault_prefetch_entry(const struct kv_vault *vault, const struct kv_key *key) {
+    catalog_prefetch_entry(vault->catalog, key);
+}
+
+void kv_vault_prefetch_record(const struct kv_vault *vault, const struct kv_key *key) {
+    catalog_prefetch_record(vault->catalog, key);
+}
+
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record) {
     uint32_t record;
 
     if (!kv_vault_has(vault, name, group))
         return false;
     record = catalog_find(vault->catalog, &name->key, name->page_idx, group);
-    catalog_pin(vault->catalog, record);
+    vault_pin(vault, record);
     *ret_record = record;
     return true;
 }
@@ -525,7 +530,7 @@ bool kv_vault_is_quiet(const struct kv_vault *vault) {
     struct disk_stats disk;
 
     disk_stats(vault->disk, &disk);
-    return !kv_vault_is_saving(vault) && vault->n_work == 0 && disk.n_out == disk.n_out_late;
+    return !kv_vault_is_saving(vault) && vault->n_work == 0 && !vault->to_check.first && disk.n_out == disk.n_out_late;
 }
 
 void kv_vault_touch(struct kv_vault *vault, const struct kv_page_name *name) {

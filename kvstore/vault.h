@@ -95,6 +95,9 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 /* What the folder held at open is not all known yet. */
 bool kv_vault_is_scanning(const struct kv_vault *vault);
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
+/* For a walk along a chain, as kv_shelf_prefetch_entry() and kv_shelf_prefetch_record(). */
+void kv_vault_prefetch_entry(const struct kv_vault *vault, const struct kv_key *key);
+void kv_vault_prefetch_record(const struct kv_vault *vault, const struct kv_key *key);
 /* Keeps it from leaving, so that it can be read later. False: it is not there. */
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record);
 void kv_vault_unpin(struct kv_vault *vault, uint32_t record);
@@ -141,6 +144,7 @@ struct kv_vault_stats {
     uint64_t n_skipped_short, n_skipped_budget, n_skipped_off, n_skipped_full, n_skipped_gone, n_write_errors;
     uint64_t n_read_errors, n_read_late, n_damaged; /* damaged: read, and not what it should be */
     uint64_t n_syncs, n_sync_errors, n_lost;        /* lost: pages whose sync failed */
+    uint64_t used_bytes;                            /* of pages, once for each that was read, or meant to be */
     uint64_t n_never_read;                          /* pages that left without having been read */
     uint64_t n_to_blank, n_blank_errors;            /* headers still to be blanked; that could not be */
     uint64_t n_remove_errors;                       /* of files that were too many, or retired */

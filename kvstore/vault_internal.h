@@ -10,7 +10,7 @@
 
 enum {
     VAULT_WRITES = 4,  /* pages on their way down */
-    VAULT_READS = 32,  /* pages on their way up */
+    VAULT_READS = 64,  /* pages on their way up */
     VAULT_SCANS = 8,   /* runs of slots */
     VAULT_SYNCS = 4,   /* segments */
     VAULT_BLANKS = 4,  /* headers */
@@ -38,13 +38,24 @@ struct vault_fetch { /* a page on its way up */
     struct kv_vault *vault;
     bool is_busy, is_reported;
     struct disk_op op;
-    struct kv_work_item work;
     uint32_t record, shelf_record; /* pinned, or KV_NO_RECORD while its readers are answered; FILLING */
     enum kv_group group;
     uint64_t ticket;
     struct kv_vault_read *waiting;
+    struct vault_fetch *next; /* in the list that it waits in, or is checked in */
     uint64_t checksum;
     int result;
+};
+
+struct vault_fetch_list {
+    struct vault_fetch *first, *last;
+};
+
+struct vault_check { /* pages that a worker is at */
+    struct kv_vault *vault;
+    bool is_busy;
+    struct kv_work_item work;
+    struct vault_fetch_list fetches;
 };
 
 struct vault_save { /* a chain that waits */
@@ -155,6 +166,8 @@ struct kv_vault {
 
     /* vault_read.c */
     struct vault_fetch fetches[VAULT_READS];
+    struct vault_fetch_list to_check; /* they have come */
+    struct vault_check checks[VAULT_READS];
 
     /* vault_scan.c */
     struct vault_scan_read scans[VAULT_SCANS];
@@ -210,6 +223,7 @@ int vault_hold_against(const struct kv_vault *vault, enum kv_group group, const 
 
 /* Its slot is blanked, so that it does not come back at the next start, and free then; at once if nobody reads it. */
 void vault_forget(struct kv_vault *vault, uint32_t record);
+void vault_pin(struct kv_vault *vault, uint32_t record);
 void vault_unpin(struct kv_vault *vault, uint32_t record);
 void vault_unguard(struct kv_vault *vault, uint32_t record);
 /* A taken slot without a record: the same. */
@@ -249,6 +263,8 @@ uint64_t vault_sync_due_us(const struct kv_vault *vault);          /* 0: nothing
 bool vault_is_synced(const struct kv_vault *vault, uint64_t tick); /* all that was stored by then */
 
 void vault_read_init(struct kv_vault *vault);
+void vault_read_turn(struct kv_vault *vault);
+void vault_read_stop(struct kv_vault *vault); /* at close: what has come is not checked any more */
 void vault_scan_init(struct kv_vault *vault);
 void vault_scan_turn(struct kv_vault *vault);
 void vault_verify_turn(struct kv_vault *vault);

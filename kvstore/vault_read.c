@@ -4,6 +4,8 @@
 
 #include "vault_internal.h"
 
+enum { CHECK_BYTES = 1 << 20 /* that one worker is given, at least */ };
+
 int vault_hold_against(const struct kv_vault *vault, enum kv_group group, const void *slot,
                        struct format_slot *ret_header) {
     const struct kv_vault_options *o = &vault->options;
@@ -80,38 +82,86 @@ static void finish(struct vault_fetch *fetch, int result) {
     fetch->is_busy = false;
 }
 
-/* On another thread: the slot is being filled, so nobody else looks at it. */
-static void on_check(struct kv_work_item *work) {
-    struct vault_fetch *fetch = container_of(work, struct vault_fetch, work);
-    struct kv_page_name name = kv_shelf_name(fetch->vault->options.shelf, fetch->shelf_record);
-    struct format_slot header;
+static void append(struct vault_fetch_list *list, struct vault_fetch *fetch) {
+    fetch->next = NULL;
+    *(list->last ? &list->last->next : &list->first) = fetch;
+    list->last = fetch;
+}
 
-    fetch->result = vault_hold_against(fetch->vault, fetch->group, fetch->op.buffer, &header);
-    if (fetch->result == 0 && !is_page(fetch->vault, &header, &name))
-        fetch->result = FORMAT_E_BAD;
-    fetch->checksum = fetch->result == 0 ? header.payload_checksum : 0;
+static struct vault_fetch *take_first(struct vault_fetch_list *list) {
+    struct vault_fetch *fetch = list->first;
+
+    list->first = fetch ? fetch->next : NULL;
+    if (!list->first)
+        list->last = NULL;
+    return fetch;
+}
+
+/* On another thread: the slots are being filled, so nobody else looks at them. */
+static void on_check(struct kv_work_item *work) {
+    struct vault_check *check = container_of(work, struct vault_check, work);
+
+    for (struct vault_fetch *fetch = check->fetches.first; fetch; fetch = fetch->next) {
+        struct kv_page_name name = kv_shelf_name(check->vault->options.shelf, fetch->shelf_record);
+        struct format_slot header;
+
+        fetch->result = vault_hold_against(check->vault, fetch->group, fetch->op.buffer, &header);
+        if (fetch->result == 0 && !is_page(check->vault, &header, &name))
+            fetch->result = FORMAT_E_BAD;
+        fetch->checksum = fetch->result == 0 ? header.payload_checksum : 0;
+    }
 }
 
 static void on_checked(struct kv_work_item *work) {
-    struct vault_fetch *fetch = container_of(work, struct vault_fetch, work);
+    struct vault_check *check = container_of(work, struct vault_check, work);
+    struct vault_fetch_list fetches = check->fetches;
+    struct vault_fetch *fetch;
 
-    fetch->vault->n_work--;
-    fetch->vault->stats.n_damaged += fetch->result != 0;
-    finish(fetch, fetch->result == 0 ? 0 : -EBADMSG);
+    check->is_busy = false;
+    check->vault->n_work--;
+    while ((fetch = take_first(&fetches)) != NULL) {
+        check->vault->stats.n_damaged += fetch->result != 0;
+        finish(fetch, fetch->result == 0 ? 0 : -EBADMSG);
+    }
+}
+
+/* Small pages are checked several at a time: to hand one over takes as long as to check it. */
+static void check_some(struct kv_vault *vault, struct vault_check *check) {
+    const struct kv_work *work = vault->options.work;
+    struct vault_fetch *fetch;
+    uint64_t bytes = 0;
+
+    check->fetches = (struct vault_fetch_list){NULL, NULL};
+    while (bytes < CHECK_BYTES && (fetch = take_first(&vault->to_check)) != NULL) {
+        append(&check->fetches, fetch);
+        bytes += fetch->op.bytes;
+    }
+    check->is_busy = work->submit(work->user, &check->work) == 0;
+    vault->n_work += check->is_busy;
+    while (!check->is_busy && (fetch = take_first(&check->fetches)) != NULL)
+        finish(fetch, -EAGAIN);
+}
+
+void vault_read_turn(struct kv_vault *vault) {
+    for (int i = 0; i < VAULT_READS && vault->to_check.first; i++)
+        if (!vault->checks[i].is_busy)
+            check_some(vault, &vault->checks[i]);
+}
+
+void vault_read_stop(struct kv_vault *vault) {
+    struct vault_fetch *fetch;
+
+    while ((fetch = take_first(&vault->to_check)) != NULL)
+        finish(fetch, -ECANCELED);
 }
 
 static void on_read(struct disk_op *op) {
     struct vault_fetch *fetch = container_of(op, struct vault_fetch, op);
     struct kv_vault *vault = fetch->vault;
-    const struct kv_work *work = vault->options.work;
 
     if (op->result == 0 && !vault->is_closing) {
         vault_report(vault, fetch->ticket, &fetch->is_reported, KV_BREAKER_WORKED);
-        if (work->submit(work->user, &fetch->work) == 0) {
-            vault->n_work++;
-            return;
-        }
-        finish(fetch, -EAGAIN);
+        append(&vault->to_check, fetch);
         return;
     }
     if (op->result != -ECANCELED && op->result != 0) {
@@ -136,7 +186,8 @@ void vault_read_init(struct kv_vault *vault) {
 
         fetch->vault = vault;
         fetch->op = (struct disk_op){.kind = DISK_READ, .done = on_read, .late = on_late_read};
-        fetch->work = (struct kv_work_item){.run = on_check, .done = on_checked};
+        vault->checks[i].vault = vault;
+        vault->checks[i].work = (struct kv_work_item){.run = on_check, .done = on_checked};
     }
 }
 
@@ -201,7 +252,7 @@ int kv_vault_read(struct kv_vault *vault, const struct kv_page_name *name, enum 
     if (!fetch || kv_shelf_reserve(vault->options.shelf, &full, group, &fetch->shelf_record, &payload) != 0)
         return has_late_fetch(vault) ? KV_VAULT_E_OFF : KV_VAULT_E_BUSY;
     kv_breaker_admits(&vault->breaker, &fetch->ticket); /* it is ready */
-    catalog_pin(vault->catalog, record);
+    vault_pin(vault, record);
     fetch->is_busy = true;
     fetch->is_reported = false;
     fetch->record = record;

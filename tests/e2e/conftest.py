@@ -16,6 +16,7 @@ def pytest_addoption(parser):
     parser.addoption("--spillwayd", required=True, help="the program under test")
     parser.addoption("--spillway", help="the command-line client")
     parser.addoption("--soak", type=int, help="seconds of test_soak.py")
+    parser.addoption("--spillway-bench", help="the benchmarks")
     parser.addoption("--long", action="store_true", help="also what takes minutes")
 
 

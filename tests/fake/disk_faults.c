@@ -79,6 +79,13 @@ static int faulty_start(struct disk_queue *queue, const struct disk_request *req
     return out->is_held ? 0 : make(faulty, out);
 }
 
+static void faulty_send(struct disk_queue *queue) {
+    struct faulty *faulty = container_of(queue, struct faulty, queue);
+
+    if (faulty->inner->table->send != NULL)
+        faulty->inner->table->send(faulty->inner);
+}
+
 static void faulty_cancel(struct disk_queue *queue, uint64_t id) {
     struct faulty *faulty = container_of(queue, struct faulty, queue);
     struct out *out = &faulty->out[(uint32_t)id];
@@ -137,6 +144,7 @@ static void faulty_close(struct disk_queue *queue) {
 
 static const struct disk_queue_table faulty_table = {
     .start = faulty_start,
+    .send = faulty_send,
     .cancel = faulty_cancel,
     .reap = faulty_reap,
     .set_file = faulty_set_file,

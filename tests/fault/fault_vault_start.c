@@ -619,7 +619,7 @@ static void closing_waits_for_workers(void **state) {
     for (int i = 0; workers_n_out(rig.workers) == 0; i++) { /* it is read, and being checked */
         assert_true(i < 10000);
         usleep(100);
-        kv_vault_dispatch(rig.vault);
+        kv_vault_turn(rig.vault);
     }
     for (int i = 0; kv_vault_close(rig.vault) > 0; i++) {
         assert_true(i < 10000);

@@ -266,6 +266,29 @@ static void only_what_the_device_lacks_is_copied(void **state) {
     rig_close(&rig);
 }
 
+static void a_prefix_ends_at_its_last_restore_point(void **state) {
+    static struct kv_seq seq, shorter;
+    static struct rig rig;
+    uint32_t last;
+
+    (void)state;
+    rig_open(&rig, ROOMY, 60, 4);
+    put_below(&rig, "abcdefgh", 3, 8);
+    kv_seq_init(&seq, &rig.kv, 1, "abcdefghi");
+    assert_int_equal(lookup(&rig, &seq), 8);
+    last = kv_shelf_find_key(rig.shelf, &seq.keys[7], 7);
+    kv_shelf_drop(rig.shelf, last, KV_TARGET_STATE);
+    assert_int_equal(lookup(&rig, &seq), 3);
+    kv_seq_init(&shorter, &rig.kv, 1, "abcde");
+    assert_true(compute(&rig, &shorter, 5));
+    kv_seq_deinit(&shorter, &rig.kv);
+    assert_int_equal(lookup(&rig, &seq), 5); /* the device has one there, and the shelf the pages beyond */
+    kv_store_evict_all(rig.kv.store);
+    assert_int_equal(lookup(&rig, &seq), 3);
+    kv_seq_deinit(&seq, &rig.kv);
+    rig_close(&rig);
+}
+
 static void another_user_finds_nothing(void **state) {
     static struct kv_seq seq;
     static struct rig rig;
@@ -632,6 +655,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_went_down_comes_back_the_same),
         cmocka_unit_test(only_what_the_device_lacks_is_copied),
+        cmocka_unit_test(a_prefix_ends_at_its_last_restore_point),
         cmocka_unit_test(another_user_finds_nothing),
         cmocka_unit_test(a_copy_that_fails_leaves_nothing_on_the_device),
         cmocka_unit_test(a_batch_that_cannot_be_sent_fails_the_restore),

@@ -2,6 +2,7 @@
  * was measured in the same run; figures of different runs are not compared. */
 #pragma once
 #include <stddef.h>
+#include <stdio.h>
 
 struct bench_options {
     int n_threads;                  /* 0: one per physical core */
@@ -11,13 +12,21 @@ struct bench_options {
     int n_seconds;                  /* measured with one number of clients */
     const char *json;               /* file for the figures; NULL: none */
     const char *spillwayd, *socket; /* program to start, or where one listens; both NULL: that of the build folder */
+    const char *folder;             /* on a disk, for what lies on one */
+    int n_entries;                  /* that a cache has in which something is looked up */
+    int n_tokens;                   /* of a long prefix */
+    int n_chats, n_turns;           /* of a trace */
 };
 
 struct bench_group {
     const char *name, *summary;
     int (*run)(const struct bench_options *options); /* 0, or negative errno */
 };
-extern const struct bench_group bench_gemm, bench_pass, bench_system, bench_tokenizer;
+extern const struct bench_group bench_gemm, bench_kv, bench_pass, bench_system, bench_tokenizer, bench_trace;
+
+/* The file for the figures, or NULL if none is wanted. Negative errno after a line on stderr. */
+int bench_open_json(const struct bench_options *options, FILE **ret_file);
+int bench_close_json(FILE *file, int r); /* r, or -EIO if that was 0 and the file is not whole; NULL is fine */
 
 double bench_now(void);                      /* seconds */
 double bench_median(double *samples, int n); /* sorts them */

@@ -155,23 +155,17 @@ static int run_levels(const struct bench_options *options, const char *socket, b
 }
 
 static int run(const struct bench_options *options) {
-    FILE *json = options->json ? fopen(options->json, "we") : NULL;
+    struct server_options program = {.program = options->spillwayd, .n_threads = options->n_threads};
     struct server server = {0};
-    int r = 0;
+    FILE *json;
+    int r = bench_open_json(options, &json);
 
-    if (options->json && !json) {
-        r = -errno;
-        fprintf(stderr, "spillway-bench: system: %s: %s\n", options->json, strerror(-r));
-        return r;
-    }
-    if (!options->socket)
-        r = server_start(options->spillwayd, options->n_threads, &server);
+    if (r == 0 && !options->socket)
+        r = server_start(&program, &server);
     if (r == 0)
         r = run_levels(options, options->socket ? options->socket : server.socket, !options->socket, json);
     server_stop(&server);
-    if (json && fclose(json) != 0 && r == 0)
-        r = -EIO;
-    return r;
+    return bench_close_json(json, r);
 }
 
 const struct bench_group bench_system = {

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <spillway_client.h>
-
 #include "base.h"
 #include "bench.h"
+#include "talk.h"
 
 enum { NOTES = 8, QUESTION_BYTES = 1024, TIMEOUT_MS = 60 * 1000 };
 
@@ -47,6 +46,10 @@ static int add_samples(struct load_samples *samples, double value, int n) {
     for (int i = 0; i < n; i++)
         samples->values[samples->n++] = value;
     return 0;
+}
+
+int load_add(struct load_samples *samples, double value) {
+    return add_samples(samples, value, 1);
 }
 
 static int compare(const void *a, const void *b) {
@@ -127,11 +130,6 @@ static void write_params(void *user, msgpack_packer *packer) {
 
 /* ---- clients -------------------------------------------------------------------------------------------------------- */
 
-static int complain(const struct spillway_error *error, int r) {
-    fprintf(stderr, "spillway-bench: system: %s: %s\n", error->code, error->message);
-    return r > 0 ? -EPROTO : r;
-}
-
 static void record_delta(struct client *client, int n_tokens) {
     struct load *load = client->load;
     struct load_result *result = load->result;
@@ -175,7 +173,7 @@ static void ask(struct client *client) {
     r = spillway_start(client->connection, "gen.start", write_params, &load->result->next_question, &handler, NULL,
                        &error);
     if (r != 0) {
-        load->error = complain(&error, r);
+        load->error = talk_complain(&error, r);
         return;
     }
     load->result->next_question++;
@@ -192,7 +190,7 @@ static void on_done(void *user, int status, const msgpack_object *result, const 
     client->is_busy = false;
     load->n_busy--;
     if (status != 0) {
-        load->error = complain(error, status);
+        load->error = talk_complain(error, status);
         return;
     }
     sum->n_requests++;
@@ -203,16 +201,6 @@ static void on_done(void *user, int status, const msgpack_object *result, const 
     sum->n_proposed += spillway_get_uint(draft, "proposed", 0);
     if (load->error == 0 && bench_now() < load->end)
         ask(client);
-}
-
-static int connect_client(const char *socket, struct spillway **ret_client) {
-    struct spillway_options options = {.path = socket};
-    struct spillway_error error;
-    int r = spillway_connect(&options, ret_client, &error);
-
-    if (r == 0)
-        r = spillway_hello(*ret_client, NULL, &error);
-    return r == 0 ? 0 : complain(&error, r);
 }
 
 static int wait_for_answers(struct load *load) {
@@ -235,35 +223,18 @@ static int wait_for_answers(struct load *load) {
             continue;
         r = spillway_dispatch(load->clients[i].connection, &error);
         if (r != 0)
-            return complain(&error, r);
+            return talk_complain(&error, r);
     }
     return load->error;
 }
 
 /* CPU seconds of the daemon's loop thread so far. */
 static int read_loop_cpu(const char *socket, double *ret_seconds) {
-    static const char name[] = "\nspillway_loop_cpu_seconds_total ";
-    struct spillway_result result = {0};
     struct spillway *client = NULL;
-    struct spillway_error error;
-    struct spillway_text text;
-    const char *at;
-    int r = connect_client(socket, &client);
+    int r = talk_connect(socket, &client);
 
-    if (r == 0) {
-        r = spillway_call(client, "server.metrics", NULL, NULL, &result, &error);
-        if (r != 0)
-            r = complain(&error, r);
-    }
-    if (r == 0) {
-        text = spillway_get_text(&result.object, "text");
-        at = memmem(text.bytes, text.n_bytes, name, sizeof name - 1);
-        if (at)
-            *ret_seconds = atof(at + sizeof name - 1);
-        else
-            r = -EPROTO;
-    }
-    spillway_result_free(&result);
+    if (r == 0)
+        r = talk_metric(client, "loop_cpu_seconds_total", ret_seconds);
     spillway_close(client);
     return r;
 }
@@ -280,7 +251,7 @@ int load_run(const struct load_options *options, struct load_result *ret_result)
     load->result = ret_result;
     for (int i = 0; r == 0 && i < options->n_clients; i++) {
         load->clients[i].load = load;
-        r = connect_client(options->socket, &load->clients[i].connection);
+        r = talk_connect(options->socket, &load->clients[i].connection);
     }
     load->begin = bench_now() + options->warm_s;
     load->end = load->begin + options->seconds;

@@ -36,5 +36,6 @@ struct load_result {
 int load_run(const struct load_options *options, struct load_result *ret_result);
 void load_result_free(struct load_result *result);
 
+int load_add(struct load_samples *samples, double value); /* -ENOMEM */
 /* p in [0, 1]; 0 without samples. Sorts. */
 double load_percentile(struct load_samples *samples, double p);

@@ -1,6 +1,7 @@
 /* spillway-bench: benchmarks of the backends and of the whole daemon, one group per file. */
 #include "bench.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +9,7 @@
 #include <time.h>
 
 static const struct bench_group *const groups[] = {
-    &bench_gemm,
-    &bench_pass,
-    &bench_system,
-    &bench_tokenizer,
+    &bench_gemm, &bench_kv, &bench_pass, &bench_system, &bench_tokenizer, &bench_trace,
 };
 enum { N_GROUPS = sizeof groups / sizeof groups[0] };
 
@@ -20,6 +18,20 @@ double bench_now(void) {
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int bench_open_json(const struct bench_options *options, FILE **ret_file) {
+    FILE *file = options->json ? fopen(options->json, "we") : NULL;
+    int r = options->json && !file ? -errno : 0;
+
+    if (r != 0)
+        fprintf(stderr, "spillway-bench: %s: %s\n", options->json, strerror(-r));
+    *ret_file = file;
+    return r;
+}
+
+int bench_close_json(FILE *file, int r) {
+    return file && fclose(file) != 0 && r == 0 ? -EIO : r;
 }
 
 static int compare(const void *a, const void *b) {
@@ -51,6 +63,9 @@ static bool take_option(struct bench_options *options, const char *name, const c
         {"--seconds", &options->n_seconds, NULL},   {"--isa", NULL, &options->isa},
         {"--file", NULL, &options->file},           {"--json", NULL, &options->json},
         {"--spillwayd", NULL, &options->spillwayd}, {"--socket", NULL, &options->socket},
+        {"--folder", NULL, &options->folder},       {"--entries", &options->n_entries, NULL},
+        {"--tokens", &options->n_tokens, NULL},     {"--chats", &options->n_chats, NULL},
+        {"--turns", &options->n_turns, NULL},
     };
 
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -66,7 +81,13 @@ static bool take_option(struct bench_options *options, const char *name, const c
 }
 
 int main(int argc, char **argv) {
-    struct bench_options options = {.n_repeats = 7, .n_seconds = 15};
+    struct bench_options options = {.n_repeats = 7,
+                                    .n_seconds = 15,
+                                    .folder = "/var/tmp",
+                                    .n_entries = 1000000,
+                                    .n_tokens = 32768,
+                                    .n_chats = 20,
+                                    .n_turns = 15};
     const struct bench_group *group = NULL;
     int r;
 

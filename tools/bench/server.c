@@ -25,18 +25,22 @@ static int find_program(char *path, size_t room) {
     memcpy(strrchr(path, '/'), name, sizeof name);
     if (access(path, X_OK) == 0)
         return 0;
-    fprintf(stderr, "spillway-bench: system: %s: %s; name one with --spillwayd, or a socket with --socket\n", path,
+    fprintf(stderr, "spillway-bench: %s: %s; name one with --spillwayd, or a socket with --socket\n", path,
             strerror(errno));
     return -ENOENT;
 }
 
-static void become(const char *program, int n_threads, const struct server *server) {
+static void become(const char *program, const struct server_options *options, const struct server *server) {
     char socket[128], threads[64];
-    char *arguments[] = {(char *)program, "--set", socket, "--set", threads, NULL};
+    char *arguments[2 * SERVER_SETTINGS_MAX + 6] = {(char *)program, "--set", socket, "--set", threads};
     int fd = open(server->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 
     snprintf(socket, sizeof socket, "server.socket=%s", server->socket);
-    snprintf(threads, sizeof threads, "model.threads=%d", n_threads);
+    snprintf(threads, sizeof threads, "model.threads=%d", options->n_threads);
+    for (int i = 0, n = 5; i < SERVER_SETTINGS_MAX && options->settings[i]; i++) {
+        arguments[n++] = "--set";
+        arguments[n++] = (char *)options->settings[i];
+    }
     if (fd >= 0)
         dup2(fd, STDERR_FILENO);
     execv(program, arguments);
@@ -80,10 +84,11 @@ static void print_log(const char *path) {
         fclose(f);
 }
 
-int server_start(const char *program, int n_threads, struct server *ret_server) {
+int server_start(const struct server_options *options, struct server *ret_server) {
     struct server server = {.folder = "/tmp/spillway-bench-XXXXXX"};
     char found[4096];
-    int r = program ? 0 : find_program(found, sizeof found);
+    const char *program = options->program ? options->program : found;
+    int r = options->program ? 0 : find_program(found, sizeof found);
 
     if (r != 0)
         return r;
@@ -93,10 +98,10 @@ int server_start(const char *program, int n_threads, struct server *ret_server) 
     snprintf(server.log, sizeof server.log, "%s/log", server.folder);
     server.pid = fork();
     if (server.pid == 0)
-        become(program ? program : found, n_threads, &server);
+        become(program, options, &server);
     r = server.pid < 0 ? -errno : wait_until_ready(&server);
     if (r != 0) {
-        fprintf(stderr, "spillway-bench: system: %s does not become ready; its log:\n", program ? program : found);
+        fprintf(stderr, "spillway-bench: %s does not become ready; its log:\n", program);
         print_log(server.log);
         server_stop(&server);
         return r;
@@ -116,4 +121,25 @@ void server_stop(struct server *server) {
         rmdir(server->folder);
     }
     *server = (struct server){0};
+}
+
+int server_written_bytes(const struct server *server, uint64_t *ret_bytes) {
+    static const char name[] = "\nwrite_bytes: ";
+    char path[64], text[1024];
+    const char *at;
+    FILE *f;
+    size_t n;
+
+    snprintf(path, sizeof path, "/proc/%d/io", (int)server->pid);
+    f = fopen(path, "re");
+    if (!f)
+        return -errno;
+    n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    at = strstr(text, name);
+    if (!at)
+        return -EPROTO;
+    *ret_bytes = strtoull(at + sizeof name - 1, NULL, 10);
+    return 0;
 }
