@@ -80,16 +80,15 @@ struct embed_op {
 
 __global__ static void embed(struct embed_op op) {
     int row = (int)blockIdx.x, id;
-    const char *block;
 
     if (row >= batch_rows(op.batch))
         return;
     id = op.batch.row_token[row];
     if (id < 0 || id >= op.n_rows)
         id = 0;
-    block = op.data + (size_t)rows_block(id) * (size_t)op.n_steps * FRAG_BYTES;
     for (int k = (int)threadIdx.x; k < op.n_cols; k += (int)blockDim.x)
-        ((bf16 *)op.x)[(size_t)row * (size_t)op.n_cols + (size_t)k] = *(const bf16 *)(block + frag_offset(id % 16, k));
+        ((bf16 *)op.x)[(size_t)row * (size_t)op.n_cols + (size_t)k] =
+            *(const bf16 *)(op.data + frag_at(rows_block(id), k / 16, op.n_steps) + frag_offset(id % 16, k));
 }
 
 static void launch_embed(const struct launch *launch, const void *op_args) {

@@ -92,3 +92,12 @@ __device__ static inline void split_bf16(uint32_t *high, uint32_t *low, float a,
     *high = pack_bf16(a_high, b_high);
     *low = pack_bf16(a - a_high, b - b_high);
 }
+
+/* ---- overlap of two kernels in a row: the first says when the second may begin, and the second, if it was launched so,
+ * waits for the first's results before it touches them */
+__device__ static inline void may_launch_next(void) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ static inline void wait_for_previous(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}

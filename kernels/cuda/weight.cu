@@ -39,7 +39,7 @@ __global__ static void lay_out(struct piece p) {
 
     if (k >= p.n_cols)
         return;
-    dst = (bf16 *)(p.dst + (size_t)block * (size_t)p.n_steps * FRAG_BYTES + frag_offset(n % 16, k));
+    dst = (bf16 *)(p.dst + frag_at(block, k / 16, p.n_steps) + frag_offset(n % 16, k));
     switch (p.dtype) {
     case DTYPE_BF16:
         *dst = ((const bf16 *)p.src)[at];

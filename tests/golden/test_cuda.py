@@ -62,6 +62,16 @@ def test_verify_blocks_equal_one_token_at_a_time(probe, golden, name):
         assert_same(single, probe.arrays(ids, OUTPUTS, split=[64], verify=rows, **options), OUTPUTS, f"blocks of {rows}")
 
 
+def test_drafts_after_verify_blocks_are_the_same(probe, golden):
+    """The draft context written by commits equals the one written by prefill."""
+    ids = expected(golden, DRAFT_TARGET)["input_ids"]
+    options = dict(model=golden / DRAFT_TARGET, draft=golden / "dense-a-draft-unsorted-bias", anchors=ANCHORS,
+                   **CUDA.options)
+    prefill = probe.arrays(ids, ("draft_logits",), **options)
+    blocks = probe.arrays(ids, ("draft_logits",), split=[64], verify=16, **options)
+    assert_same(prefill, blocks, ("draft_logits",), "draft context of verify blocks")
+
+
 def test_chunks_change_nothing_across_attention_spans(probe, golden):
     ids = np.random.default_rng(2).integers(2, 512, 1200)
     options = dict(model=golden / "dense-a", **CUDA.options)

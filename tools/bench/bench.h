@@ -17,7 +17,7 @@ struct bench_group {
     const char *name, *summary;
     int (*run)(const struct bench_options *options); /* 0, or negative errno */
 };
-extern const struct bench_group bench_gemm, bench_pass, bench_system, bench_tokenizer;
+extern const struct bench_group bench_cuda, bench_gemm, bench_pass, bench_system, bench_tokenizer;
 
 double bench_now(void);                      /* seconds */
 double bench_median(double *samples, int n); /* sorts them */

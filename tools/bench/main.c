@@ -8,6 +8,7 @@
 #include <time.h>
 
 static const struct bench_group *const groups[] = {
+    &bench_cuda,
     &bench_gemm,
     &bench_pass,
     &bench_system,
