@@ -8,6 +8,7 @@ enum {
     TILE_BLOCKS = 8,
     TILE_STAGES = 4,
     TILE_STAGE_STEPS = 4,
+    TILE_STRIDE = TILE_BLOCKS * 16 + 4,
     CTAS = 132, /* of the card this is cut for: what n_splits balances; any grid gives the same bits */
 };
 
@@ -197,10 +198,10 @@ __device__ static inline struct item item_at(const struct args &a, int i, int n_
     return item;
 }
 
-/* Writes the unit's results, four of a token per thread: the sums come from `value(first row of the unit, token)`. */
-template <typename VALUE>
+/* Writes the results of ROWS rows of W, four of a token per thread: the sums come from `value(first row, token)`. */
+template <int ROWS, typename VALUE>
 __device__ static inline void emit_unit(const struct args &a, int unit, int row0, int n_rows, VALUE value) {
-    const int n_outs = a.is_gate_up ? UNIT_ROWS / 2 : UNIT_ROWS;
+    const int n_outs = a.is_gate_up ? ROWS / 2 : ROWS;
 
     for (int i = (int)threadIdx.x; i < n_rows * (n_outs / 4); i += THREADS) {
         int token = i / (n_outs / 4), n = i % (n_outs / 4) * 4, at = a.is_gate_up ? n / 16 * 32 + n % 16 : n;
@@ -344,7 +345,7 @@ template <int N_GROUPS> __global__ static void __launch_bounds__(THREADS, 1) ski
             return sum;
         };
         if (a.n_splits == 1) {
-            emit_unit(a, unit, row0, n_rows, group_sum);
+            emit_unit<UNIT_ROWS>(a, unit, row0, n_rows, group_sum);
         } else {
             float4 *partial = (float4 *)a.partial + (size_t)unit * (size_t)a.n_splits * (TOKENS * UNIT_ROWS / 4);
 
@@ -360,7 +361,7 @@ template <int N_GROUPS> __global__ static void __launch_bounds__(THREADS, 1) ski
             __syncthreads();
             if (*is_last_cta) {
                 __threadfence();
-                emit_unit(a, unit, row0, n_rows, [&](int n, int token) {
+                emit_unit<UNIT_ROWS>(a, unit, row0, n_rows, [&](int n, int token) {
                     const float4 *at = &partial[(token * UNIT_ROWS + n) / 4];
                     float4 sum = __ldcg(at);
 
@@ -458,44 +459,48 @@ __global__ static void __launch_bounds__(THREADS, 1) tiled(struct args a) {
         copy_wait<TILE_STAGES - 2>();
         __syncthreads();
         fetch(stage + TILE_STAGES - 1);
+#pragma unroll 1
+        for (int step = 0; step < TILE_STAGE_STEPS; step += 2) { /* the code of a chunk's end is long: one place */
+            while (stage * TILE_STAGE_STEPS + step >= chunk_end && chunk < a.n_splits * GEMM_CHUNKS - 1)
+                end_chunk();
 #pragma unroll
-        for (int step = 0; step < TILE_STAGE_STEPS; step++) {
-            uint4 w[4], x[2];
+            for (int i = step; i < step + 2; i++) {
+                uint4 w[4], x[2];
 
-            if (step % 2 == 0)
-                while (stage * TILE_STAGE_STEPS + step >= chunk_end && chunk < a.n_splits * GEMM_CHUNKS - 1)
-                    end_chunk();
 #pragma unroll
-            for (int b = 0; b < 4; b++)
-                w[b] = *(const uint4 *)(src + step * STEP_BYTES + (my_block + b) * FRAG_BYTES);
+                for (int b = 0; b < 4; b++)
+                    w[b] = *(const uint4 *)(src + i * STEP_BYTES + (my_block + b) * FRAG_BYTES);
 #pragma unroll
-            for (int g = 0; g < 2; g++)
-                x[g] = *(const uint4 *)(src + step * STEP_BYTES + (TILE_BLOCKS + my_group + g) * FRAG_BYTES);
+                for (int g = 0; g < 2; g++)
+                    x[g] = *(const uint4 *)(src + i * STEP_BYTES + (TILE_BLOCKS + my_group + g) * FRAG_BYTES);
 #pragma unroll
-            for (int b = 0; b < 4; b++)
+                for (int b = 0; b < 4; b++)
 #pragma unroll
-                for (int g = 0; g < 2; g++) {
-                    mma_bf16(acc[b][2 * g], &w[b].x, x[g].x, x[g].y);
-                    mma_bf16(acc[b][2 * g + 1], &w[b].x, x[g].z, x[g].w);
-                }
+                    for (int g = 0; g < 2; g++) {
+                        mma_bf16(acc[b][2 * g], &w[b].x, x[g].x, x[g].y);
+                        mma_bf16(acc[b][2 * g + 1], &w[b].x, x[g].z, x[g].w);
+                    }
+            }
         }
     }
     while (chunk < a.n_splits * GEMM_CHUNKS)
         end_chunk();
 
+    /* Through shared memory, so that what is written lies together and the code that writes it is short. */
+    copy_wait<0>();
+    __syncthreads();
+    float *sums = (float *)smem; /* [128 tokens][TILE_STRIDE] */
+
 #pragma unroll
     for (int i = 0; i < 64; i++) {
         int b = i / 16, t = i / 4 % 4, c = i % 4;
-        int row = row0 + my_group * 16 + t * 8 + lane % 4 * 2 + c % 2, r = lane / 4 + c / 2 * 8;
-        int block = block0 + my_block + b;
 
-        if (row >= n_rows)
-            continue;
-        if (!a.is_gate_up)
-            emit(&a.epilogue, row, block * 16 + r, sum[b][t][c], 0);
-        else if (b % 2 == 0)
-            emit(&a.epilogue, row, block / 2 * 16 + r, sum[b][t][c], sum[b + 1 < 4 ? b + 1 : b][t][c]);
+        sums[(my_group * 16 + t * 8 + lane % 4 * 2 + c % 2) * TILE_STRIDE + (my_block + b) * 16 + lane / 4 +
+             c / 2 * 8] = sum[b][t][c];
     }
+    __syncthreads();
+    emit_unit<TILE_BLOCKS * 16>(a, (int)blockIdx.y, row0, min(GEMM_TILE_ROWS, n_rows - row0),
+                                [&](int n, int token) { return *(const float4 *)&sums[token * TILE_STRIDE + n]; });
 }
 
 /* ---- launch ------------------------------------------------------------------------------------------------------- */
