@@ -228,18 +228,35 @@ static int drop_draft(struct config *config, const struct config *builtin, struc
     return r == 0 ? 0 : report_error(report, r, "draft.path: out of memory");
 }
 
-static int check_lower_tiers(const struct config *config, const struct config *builtin, struct report *report) {
-    for (int i = 0; i < config_n_keys; i++) {
-        const struct config_key *key = &config_keys[i];
+/* A disk has at least so many segments, of at least so many bytes. */
+enum { DISK_SEGMENTS_MIN = 32, DISK_SEGMENT_BYTES_MIN = 8 << 20 };
 
-        if (key->lower_tier && !config_value_equal(key, config, builtin))
-            return report_error(
-                report, -EINVAL,
-                "%s: %s.%s: this version keeps pages on the device and in host memory, it has no host and disk tier; "
-                "remove the key (its built-in value is '%s')",
-                report_path(config->origin[i]), key->section, key->name, key->fallback);
-    }
+/* One of disk_path and disk_bytes without the other is a slip, unless the tier was switched off. */
+static int check_disk(const struct config *config, struct report *report) {
+    const char *bytes_origin = origin_of(config, "kv", "disk_bytes"),
+               *path_origin = origin_of(config, "kv", "disk_path");
+    uint64_t least = (uint64_t)DISK_SEGMENTS_MIN * DISK_SEGMENT_BYTES_MIN;
+
+    if (config->kv.disk_bytes > 0 && !config->kv.disk_path[0])
+        return report_error(report, -EINVAL,
+                            "%s: kv.disk_bytes = %llu and no kv.disk_path: name the folder, or set kv.disk_bytes = 0",
+                            report_path(bytes_origin), (unsigned long long)config->kv.disk_bytes);
+    if (config->kv.disk_path[0] && config->kv.disk_bytes == 0 && strcmp(bytes_origin, built_in) == 0)
+        return report_error(
+            report, -EINVAL,
+            "%s: kv.disk_path = '%.80s' and no kv.disk_bytes: say how much may be filled, or 0 for none",
+            report_path(path_origin), config->kv.disk_path);
+    if (config->kv.disk_bytes > 0 && config->kv.disk_bytes < least)
+        return report_error(report, -EINVAL,
+                            "%s: kv.disk_bytes = %llu is too little: %d segments of %d bytes each are %llu bytes; give "
+                            "that much, or 0 for no disk tier",
+                            report_path(bytes_origin), (unsigned long long)config->kv.disk_bytes, DISK_SEGMENTS_MIN,
+                            DISK_SEGMENT_BYTES_MIN, (unsigned long long)least);
     return 0;
+}
+
+bool config_has_disk(const struct config *config) {
+    return config->kv.disk_bytes > 0; /* then there is a path */
 }
 
 /* What no single value can break. */
@@ -255,7 +272,7 @@ static int check_together(const struct config *config, struct report *report) {
                             report_path(origin_of(config, "sched", "prefill_chunk")), config->sched.prefill_chunk,
                             config->sched.max_batch_tokens,
                             report_path(origin_of(config, "sched", "max_batch_tokens")));
-    return 0;
+    return check_disk(config, report);
 }
 
 int config_load(const struct config_source *source, struct config *ret_config, struct report *report) {
@@ -275,8 +292,6 @@ int config_load(const struct config_source *source, struct config *ret_config, s
     }
     if (r == 0)
         r = drop_draft(&config, &builtin, report);
-    if (r == 0)
-        r = check_lower_tiers(&config, &builtin, report);
     if (r == 0)
         r = check_together(&config, report);
     config_free(&builtin);

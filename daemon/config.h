@@ -41,11 +41,13 @@ struct config {
     } draft;
     struct {
         uint64_t device_bytes, host_bytes, disk_bytes;
-        char *disk_path;
+        char *disk_path;        /* empty: none; see config_has_disk() */
         int dtype, draft_dtype; /* enum config_dtype */
         int restore;            /* enum config_restore */
         int disk_min_tokens;
-        int restore_points; /* most restore points kept of one seq */
+        uint64_t disk_write_bytes_per_day; /* 0: no limit */
+        int64_t disk_timeout_ms;           /* of one operation */
+        int restore_points;                /* most restore points kept of one seq */
         bool shared_prefixes;
     } kv;
     struct {
@@ -56,6 +58,7 @@ struct config {
         int connections;
         int requests; /* unanswered ones of one connection */
         int requests_per_uid, sessions_per_uid;
+        int session_tokens_per_uid; /* 0: no limit */
         uint64_t frame_bytes, pending_bytes;
     } limits;
     struct {
@@ -75,6 +78,9 @@ struct config_source {
  * ...: a file could not be read; -ENOMEM. On failure nothing is kept. */
 int config_load(const struct config_source *source, struct config *ret_config, struct report *report);
 void config_free(struct config *config);
+
+/* There is a disk tier: kv.disk_path and kv.disk_bytes name one. */
+bool config_has_disk(const struct config *config);
 
 /* Every key with value and origin, in a form that config_load reads. */
 void config_print(const struct config *config, struct text *out);

@@ -36,7 +36,8 @@ const struct config_key config_keys[] = {
      .at_run_time = true, .unit = "duration",
      .doc =
          "How long running requests may go on after SIGTERM or server.drain. What is left then ends with the finish\n"
-         "reason shutdown. The service manager's stop timeout must be longer."},
+         "reason shutdown. With a disk tier the last quarter of it, 5s at most, is for putting sessions on disk. The\n"
+         "service manager's stop timeout must be longer."},
     {"server", "slow_timeout", CONFIG_DURATION, FIELD(server.slow_timeout_ms), "30s", 100, 3600000, .unit = "duration",
      .doc =
          "How long a client may leave more than output_high unread. Its requests are parked meanwhile and cancelled\n"
@@ -84,10 +85,13 @@ const struct config_key config_keys[] = {
             "points. Weights and work buffers come on top. --plan prints what becomes of it."},
     {"kv", "host_bytes", CONFIG_BYTES, FIELD(kv.host_bytes), "0", 0, 64 * TIB, .unit = "bytes",
      .doc = "Host memory that keeps what leaves the device. 0: none."},
-    {"kv", "disk_path", CONFIG_STRING, FIELD(kv.disk_path), "", 0, PATH_BYTES_MAX, .lower_tier = true, .unit = "path",
-     .doc = "Folder that keeps what leaves host memory, and sessions over restarts. Empty: none."},
-    {"kv", "disk_bytes", CONFIG_BYTES, FIELD(kv.disk_bytes), "0", 0, 1024 * TIB, .lower_tier = true, .unit = "bytes",
-     .doc = "How much of the disk may be filled. 0: none."},
+    {"kv", "disk_path", CONFIG_STRING, FIELD(kv.disk_path), "", 0, PATH_BYTES_MAX, .unit = "path",
+     .doc =
+         "Folder that keeps what leaves host memory, and sessions over restarts. It is made with mode 0700 if only "
+         "its\n"
+         "last part is missing; one daemon at a time may use it, and it must be on a local file system. Empty: none."},
+    {"kv", "disk_bytes", CONFIG_BYTES, FIELD(kv.disk_bytes), "0", 0, 1024 * TIB, .unit = "bytes",
+     .doc = "How much of the disk may be filled: 0 for no disk tier, else 256MiB or more. kv.disk_path says where."},
     {"kv", "dtype", CONFIG_WORD, FIELD(kv.dtype), "auto", .words = dtype_words,
      .doc = "Element type of the model's keys and values. auto: bf16, and f32 where model.numeric is reference. f32 "
             "exists\n"
@@ -96,8 +100,16 @@ const struct config_key config_keys[] = {
      .doc = "The same for the drafter; it can change how much of a draft is accepted, never the text."},
     {"kv", "restore", CONFIG_WORD, FIELD(kv.restore), "auto", .words = restore_words,
      .doc = "Whether pages of lower tiers are read back (always), computed again (never), or what is faster (auto)."},
-    {"kv", "disk_min_tokens", CONFIG_INT, FIELD(kv.disk_min_tokens), "2048", 0, 1 << 24, .lower_tier = true,
-     .unit = "tokens", .doc = "Shorter prefixes are not written to disk: computing them again is as fast."},
+    {"kv", "disk_min_tokens", CONFIG_INT, FIELD(kv.disk_min_tokens), "2048", 0, 1 << 24, .unit = "tokens",
+     .doc = "Shorter prefixes are not written to disk, unless a session is parked: computing them again is as fast."},
+    {"kv", "disk_write_bytes_per_day", CONFIG_BYTES, FIELD(kv.disk_write_bytes_per_day), "0", 0, 1024 * TIB,
+     .unit = "bytes",
+     .doc =
+         "What a day may write to the disk, so that it lasts; unused bytes of a day are not saved up. Beyond it only\n"
+         "parked sessions and the end of the daemon write. 0: no limit."},
+    {"kv", "disk_timeout", CONFIG_DURATION, FIELD(kv.disk_timeout_ms), "10s", 100, 3600000, .unit = "duration",
+     .doc = "How long one read or write may take. What is later counts as failed: its pages are computed again, and a\n"
+            "disk that goes on like that is left alone for a while."},
     {"kv", "restore_points", CONFIG_INT, FIELD(kv.restore_points), "8", 0, 256, .unit = "states",
      .doc = "How many restore points one sequence may keep: the places from which a later request with the same "
             "beginning\n"
@@ -134,6 +146,11 @@ const struct config_key config_keys[] = {
      .doc = "Running and waiting generations of one user; more are refused with QUOTA. 0: no limit."},
     {"limits", "sessions_per_uid", CONFIG_INT, FIELD(limits.sessions_per_uid), "256", 0, 65536, .at_run_time = true,
      .unit = "sessions", .doc = "Open sessions of one user; more are refused with QUOTA."},
+    {"limits", "session_tokens_per_uid", CONFIG_INT, FIELD(limits.session_tokens_per_uid), "16777216", 0, 1 << 30,
+     .at_run_time = true, .unit = "tokens",
+     .doc = "Tokens of all sessions of one user together; a turn or fork that would begin above it is refused with "
+            "QUOTA.\n"
+            "0: no limit."},
     {"limits", "frame_bytes", CONFIG_BYTES, FIELD(limits.frame_bytes), "16MiB", 64 * KIB, 256 * MIB, .unit = "bytes",
      .doc = "Longest message of a client. A longer one is answered with BAD_FRAME and its connection closed."},
     {"limits", "pending_bytes", CONFIG_BYTES, FIELD(limits.pending_bytes), "512MiB", MIB, 64 * GIB, .at_run_time = true,

@@ -16,13 +16,13 @@ enum config_type {
 struct config_key {
     const char *section, *name;
     enum config_type type;
-    size_t offset;                /* in struct config */
-    const char *fallback;         /* the built-in value as text */
-    uint64_t min, max;            /* numbers; a string's bytes */
-    int multiple;                 /* numbers are multiples of this; 0: any */
-    const char *const *words;     /* CONFIG_WORD: allowed values, ends with NULL */
-    bool at_run_time, lower_tier; /* may change on reload; has no effect before there are host and disk tiers */
-    const char *unit, *doc;       /* unit NULL: none */
+    size_t offset;            /* in struct config */
+    const char *fallback;     /* the built-in value as text */
+    uint64_t min, max;        /* numbers; a string's bytes */
+    int multiple;             /* numbers are multiples of this; 0: any */
+    const char *const *words; /* CONFIG_WORD: allowed values, ends with NULL */
+    bool at_run_time;         /* may change on reload */
+    const char *unit, *doc;   /* unit NULL: none */
 };
 
 extern const struct config_key config_keys[];

@@ -83,8 +83,6 @@ void config_print_template(struct text *out) {
         }
         config_value_allowed(key, words, sizeof words);
         text_add_string(out, words);
-        if (key->lower_tier)
-            text_add_string(out, "; not in this version: it has no disk tier yet");
         text_add_string(out, "\n");
         add_fallback(out, key);
     }

@@ -55,6 +55,17 @@ bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages) {
     return true;
 }
 
+enum kv_spill_depth engine_depth(const struct engine *engine, uint32_t n_pages, bool is_likely) {
+    const struct kv_geometry *groups = engine->info->groups;
+    uint64_t bytes = n_pages * (groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes) +
+                     engine->info->state.slot_bytes;
+
+    return is_likely && (engine->options.restore_always ||
+                         costs_worth_saving(&engine->costs, (int)n_pages * PAGE_TOKENS, bytes))
+               ? KV_SPILL_TO_DISK
+               : KV_SPILL_TO_HOST;
+}
+
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot) {
     struct seq_pages *pages = &engine->pages[seq->slot];
     int n_pages = n_tokens / PAGE_TOKENS;
@@ -65,7 +76,8 @@ void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32
     }
     pages_publish(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys}, n_tokens, state_slot);
     if (engine->options.spill && state_slot != KV_NO_SLOT && pages->lease.n_pages >= (uint32_t)n_pages)
-        kv_spill_start(engine->options.spill, &pages->lease, (uint32_t)n_pages);
+        kv_spill_start(engine->options.spill, &pages->lease, (uint32_t)n_pages, seq->uid,
+                       engine_depth(engine, (uint32_t)n_pages, seq->is_kept));
 }
 
 /* What is committed becomes findable: up to the held restore point with it, the rest for the sake of branches. Pages
@@ -138,6 +150,7 @@ static void settle(struct engine *engine, struct seq *seq) {
     seq->is_granted = false;
     seq->restore_plan = 0;
     seq->was_restored = false;
+    seq->found = (struct kv_found){0};
     waiting_put(&engine->waiting, seq);
 }
 
@@ -227,6 +240,7 @@ int engine_submit(struct engine *engine, struct seq *seq) {
     seq->state = SEQ_WAITING;
     seq->engine = engine;
     seq->order = ++engine->n_submitted;
+    seq->submitted_us = engine->options.now_us();
     seq->draws_drafts = seq->speculate;
     waiting_put(&engine->waiting, seq);
     engine->n_seqs++;
@@ -247,6 +261,7 @@ static void drop_plan(struct engine *engine, const struct plan *plan) {
 }
 
 void engine_turn(struct engine *engine) {
+    engine_watch_restores(engine);
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
         bool is_empty;

@@ -135,6 +135,18 @@ static int free_place(const struct engine *engine) {
     return slot;
 }
 
+static struct costs_bytes bytes_below(const struct engine *engine, const struct kv_found *found) {
+    const struct kv_geometry *groups = engine->info->groups;
+    uint64_t page_bytes = groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes;
+    uint64_t n_pages = (found->n_tokens - found->n_device_tokens) / PAGE_TOKENS,
+             n_disk_pages = found->n_disk_tokens / PAGE_TOKENS;
+
+    if (n_disk_pages == 0)
+        return (struct costs_bytes){.host = n_pages * page_bytes + engine->info->state.slot_bytes};
+    return (struct costs_bytes){.host = (n_pages - min_u64(n_pages, n_disk_pages)) * page_bytes,
+                                .disk = n_disk_pages * page_bytes + engine->info->state.slot_bytes};
+}
+
 static void on_restored(void *user, int result) {
     struct seq *seq = user;
     struct engine *engine = seq->engine;
@@ -142,48 +154,59 @@ static void on_restored(void *user, int result) {
     seq->is_restoring = false;
     seq->stats.restored_us = engine->options.now_us();
     if (result == 0)
-        costs_restored(&engine->costs, seq->restore_bytes, seq->stats.restored_us - seq->stats.restore_us);
+        costs_restored(&engine->costs, bytes_below(engine, &seq->found),
+                       seq->stats.restored_us - seq->stats.restore_us);
     else
         engine_end_restore(seq); /* what could not be restored is computed */
     if (seq->has_ended)
         engine_settle_all(engine);
 }
 
-static uint64_t restore_bytes(const struct engine *engine, int n_tokens) {
-    const struct kv_geometry *groups = engine->info->groups;
-
-    return (uint64_t)n_tokens / PAGE_TOKENS * (groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes) +
-           engine->info->state.slot_bytes;
-}
+enum { SCAN_WAIT_US = 2 * 1000 * 1000 /* at most, for what may lie on disk */ };
 
 /* What lies below comes up before the seq is given a place; true if that has begun, or must wait for others. Tried once:
  * what fails is computed. */
 static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     struct kv_restores *restores = engine->options.restores;
-    uint32_t n_tokens, n_device;
+    struct kv_found *found = &seq->found;
     int r;
 
     if (!restores || seq->was_restored || n_pages == 0)
         return false;
-    n_tokens = kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, &n_device);
-    if (n_tokens <= n_device)
+    kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, found);
+    if (found->is_incomplete && engine->options.now_us() - seq->submitted_us < SCAN_WAIT_US)
+        return true;
+    if (found->n_tokens <= found->n_device_tokens)
         return false;
-    seq->restore_bytes = restore_bytes(engine, (int)(n_tokens - n_device));
+    if (found->is_coming)
+        return true;
     if (!engine->options.restore_always &&
-        !costs_prefer_restore(&engine->costs, (int)(n_tokens - n_device), seq->restore_bytes)) {
+        !costs_prefer_restore(&engine->costs, (int)(found->n_tokens - found->n_device_tokens),
+                              bytes_below(engine, found))) {
         seq->was_restored = true;
         return false;
     }
-    r = kv_restore_start(restores, seq->keys, seq->tokens, n_tokens / PAGE_TOKENS, on_restored, seq, &seq->restore);
+    r = kv_restore_start(restores, seq->keys, seq->tokens, found->n_tokens / PAGE_TOKENS, on_restored, seq,
+                         &seq->restore);
     if (r == KV_RESTORE_E_BUSY)
         return true;
     seq->was_restored = true;
     if (r != 0)
         return false;
     seq->is_restoring = true;
-    seq->n_on_device = (int)n_device;
     seq->stats.restore_us = engine->options.now_us();
     return true;
+}
+
+/* A restore that crawls is given up for computing. */
+void engine_watch_restores(struct engine *engine) {
+    if (engine->options.restore_always)
+        return;
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
+        if (seq->is_restoring && costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
+                                               bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
+                                               engine->options.now_us() - seq->stats.restore_us))
+            kv_restore_cancel(seq->restore);
 }
 
 /* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */
@@ -208,6 +231,28 @@ static bool are_copies_out(const struct engine *engine) {
     return restores.n_now > 0 || (engine->options.spill && !kv_spill_is_idle(engine->options.spill));
 }
 
+/* Where the tokens came from that are not computed, and how many are that somebody had. */
+static void count_cached(struct seq *seq, const struct kv_match *match) {
+    struct seq_stats *stats = &seq->stats;
+    int n_held = min_int(max_int((int)match->n_full_tokens, (int)seq->found.n_tokens), seq->n_prompt);
+
+    stats->n_cached = seq->len;
+    if (stats->restored_us != 0) {
+        stats->n_restored = max_int(0, seq->len - (int)seq->found.n_device_tokens);
+        stats->n_from_disk = min_int((int)seq->found.n_disk_tokens, stats->n_restored);
+    }
+    stats->n_recomputed = max_int(0, n_held - seq->len);
+}
+
+/* What is found a second time may be asked for a third time. */
+static void keep_hit(struct engine *engine, const struct seq *seq, const struct kv_match *match) {
+    uint32_t n_pages = match->n_tokens / PAGE_TOKENS;
+
+    if (n_pages > 0 && engine->options.spill && seq->cache == SEQ_CACHE_USE)
+        kv_spill_start(engine->options.spill, &engine->pages[seq->slot].lease, n_pages, seq->uid,
+                       engine_depth(engine, n_pages, true));
+}
+
 enum placed { PLACED, PLACE_LATER, PLACE_FULL };
 
 static enum placed place(struct engine *engine, struct plan *plan, struct seq *seq) {
@@ -228,14 +273,13 @@ static enum placed place(struct engine *engine, struct plan *plan, struct seq *s
     engine_place(engine, seq, slot);
     write_ctl(engine, plan, seq, &match);
     add_branch_cut(seq, &match);
+    keep_hit(engine, seq, &match);
     seq->len = seq->n_fed = (int)match.n_tokens;
     seq->restore_plan = seq->last_plan = plan->id;
     seq->state = seq->n_fed < seq->n_given ? SEQ_FEEDING : SEQ_DECODING;
     if (seq->stats.admitted_us == 0) {
         seq->stats.admitted_us = engine->options.now_us();
-        seq->stats.n_cached = seq->len;
-        seq->stats.n_restored = seq->stats.restored_us ? max_int(0, seq->len - seq->n_on_device) : 0;
-        seq->stats.n_recomputed = min_int((int)match.n_full_tokens, seq->n_prompt) - seq->len;
+        count_cached(seq, &match);
         seq->calls->on_admitted(seq->user);
     }
     return PLACED;

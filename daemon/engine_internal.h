@@ -45,9 +45,8 @@ struct engine {
     struct schedule_feed *feed;
 };
 
-static inline uint64_t max_u64(uint64_t a, uint64_t b) {
-    return a > b ? a : b;
-}
+/* How far down a chain goes: to the disk if it is likely to be asked for again, and reading it would pay. */
+enum kv_spill_depth engine_depth(const struct engine *engine, uint32_t n_pages, bool is_likely);
 
 /* False: there is nothing to do. */
 bool engine_fill(struct engine *engine, struct plan *plan);
@@ -55,6 +54,7 @@ bool engine_fill(struct engine *engine, struct plan *plan);
 bool engine_has_results(const struct engine *engine, const struct plan *plan);
 void engine_reap(struct engine *engine, struct plan *plan);
 
+void engine_watch_restores(struct engine *engine);
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "digest.h"
 #include "text.h"
 
 enum { READ_BYTES = 1 << 20, EPOCH = 1 /* counts up when a change of our own code changes results */ };
@@ -51,6 +50,33 @@ static int add_weights(struct kv_digest *digest, const char *folder, char *buffe
     return r;
 }
 
+struct reader {
+    struct kv_digest *digest;
+    char *buffer;
+};
+
+static int reader_init(struct reader *reader, const char *folder, struct report *report) {
+    *reader = (struct reader){.buffer = malloc(READ_BYTES)};
+    if (reader->buffer && kv_digest_new(&reader->digest) == 0)
+        return 0;
+    return report_error(report, -ENOMEM, "%s: out of memory", report_path(folder));
+}
+
+static void reader_deinit(struct reader *reader) {
+    kv_digest_free(reader->digest);
+    free(reader->buffer);
+}
+
+static void add_numbers(struct reader *reader, const int32_t *numbers, size_t bytes) {
+    kv_digest_add(reader->digest, numbers, bytes);
+    kv_digest_end_part(reader->digest);
+}
+
+static void add_words(struct reader *reader, const char *words) {
+    kv_digest_add(reader->digest, words, strlen(words));
+    kv_digest_end_part(reader->digest);
+}
+
 int fingerprint_read(const struct model_options *options, const char *backend, const struct backend_caps *caps,
                      uint8_t ret_bytes[KV_KEY_BYTES], struct report *report) {
     const int32_t numbers[] = {EPOCH,
@@ -63,31 +89,59 @@ int fingerprint_read(const struct model_options *options, const char *backend, c
                                options->dummy,
                                0,  /* rank */
                                1}; /* of so many */
-    struct kv_digest *digest = NULL;
-    char *buffer = malloc(READ_BYTES);
-    int r = buffer ? kv_digest_new(&digest) : -ENOMEM;
+    const char *folder = options->target_folder;
+    struct reader reader;
+    int r = reader_init(&reader, folder, report);
 
     if (r == 0) {
-        kv_digest_add(digest, numbers, sizeof numbers);
-        kv_digest_end_part(digest);
-        kv_digest_add(digest, backend, strlen(backend));
-        kv_digest_end_part(digest);
-        kv_digest_add(digest, caps->kernel_path, strlen(caps->kernel_path));
-        kv_digest_end_part(digest);
-        r = add_file(digest, options->target_folder, "config.json", buffer, report);
+        add_numbers(&reader, numbers, sizeof numbers);
+        add_words(&reader, backend);
+        add_words(&reader, caps->kernel_path);
+        r = add_file(reader.digest, folder, "config.json", reader.buffer, report);
     }
-    if (r == 0 && !options->dummy) {
-        r = add_file(digest, options->target_folder, "tokenizer.json", buffer, report);
-        if (r == 0)
-            r = add_weights(digest, options->target_folder, buffer, report);
-    }
+    if (r == 0 && !options->dummy)
+        r = add_file(reader.digest, folder, "tokenizer.json", reader.buffer, report);
+    if (r == 0 && !options->dummy)
+        r = add_weights(reader.digest, folder, reader.buffer, report);
     if (r == 0) {
         memset(ret_bytes, 0, KV_KEY_BYTES);
-        kv_digest_read(digest, ret_bytes);
-    } else if (r == -ENOMEM) {
-        report_line(report, "%s: out of memory", report_path(options->target_folder));
+        kv_digest_read(reader.digest, ret_bytes);
     }
-    kv_digest_free(digest);
-    free(buffer);
+    reader_deinit(&reader);
+    return r;
+}
+
+int fingerprint_read_drafter(const struct model_options *options, uint8_t ret_bytes[KV_DIGEST_BYTES],
+                             struct report *report) {
+    const int32_t numbers[] = {EPOCH, (int32_t)options->draft_dtype, options->block_size,
+                               (int32_t)options->draft_causal, options->dummy};
+    struct reader reader;
+    int r;
+
+    memset(ret_bytes, 0, KV_DIGEST_BYTES);
+    if (!options->draft_folder)
+        return 0;
+    r = reader_init(&reader, options->draft_folder, report);
+    if (r == 0) {
+        add_numbers(&reader, numbers, sizeof numbers);
+        r = add_file(reader.digest, options->draft_folder, "config.json", reader.buffer, report);
+    }
+    if (r == 0 && !options->dummy)
+        r = add_weights(reader.digest, options->draft_folder, reader.buffer, report);
+    if (r == 0)
+        kv_digest_read(reader.digest, ret_bytes);
+    reader_deinit(&reader);
+    return r;
+}
+
+int fingerprint_read_vocabulary(const char *target_folder, uint8_t ret_bytes[KV_DIGEST_BYTES], struct report *report) {
+    struct reader reader;
+    int r = reader_init(&reader, target_folder, report);
+
+    if (r == 0)
+        r = add_file(reader.digest, target_folder, "tokenizer.json", reader.buffer, report);
+    if (r == 0)
+        kv_digest_read(reader.digest, ret_bytes);
+    reader_deinit(&reader);
     return r;
 }

@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "conn.h"
+#include "durable.h"
 #include "gen_internal.h"
 
 enum {
@@ -78,7 +79,8 @@ static void count_result(struct gen *gen, enum proto_finish finish) {
     metrics_add(m, METRIC_REQUESTS, (int)finish, 1);
     metrics_add(m, METRIC_PROMPT_TOKENS, 0, gen->seq->n_prompt);
     metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_DEVICE, s->n_cached - s->n_restored);
-    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_HOST, s->n_restored);
+    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_HOST, s->n_restored - s->n_from_disk);
+    metrics_add(m, METRIC_CACHED_TOKENS, METRIC_TIER_DISK, s->n_from_disk);
     metrics_add(m, METRIC_RECOMPUTED_TOKENS, 0, s->n_recomputed);
     metrics_add(m, METRIC_DRAFT_STEPS, 0, s->n_steps);
     metrics_add(m, METRIC_DRAFT_PROPOSED, 0, s->n_proposed);
@@ -106,9 +108,13 @@ static void extend_session(struct gen *gen, enum proto_finish finish) {
 
     if (!gen->session || finish == PROTO_FINISH_ERROR || !gen->conn)
         return;
-    if (sessions_extend(gen->service->sessions, gen->session, gen->seq->tokens, n) != 0)
+    if (sessions_extend(gen->service->sessions, gen->session, gen->seq->tokens, n) != 0) {
         gen_send_notice(gen, "session_not_kept",
                         "there is no memory for this turn; the session is as it was before it");
+        return;
+    }
+    gen->session->is_parked = false;
+    durable_keep(gen->service, gen->session, NULL);
 }
 
 /* Answers. `is_over`: the engine ended the seq itself. */
@@ -255,6 +261,22 @@ static void refuse_busy(struct gen *gen, int n_waiting) {
     refuse_data(gen, PROTO_BUSY, report.line, data, 2);
 }
 
+/* False: it was refused. What the turn generates is kept whole: it counts for the next one. */
+static bool check_session_room(struct gen *gen) {
+    const struct sessions *sessions = gen->service->sessions;
+    int n_max = gen->service->config.limits.session_tokens_per_uid;
+    struct proto_number data[] = {{"n_session_tokens", 0}, {"session_tokens_per_uid", n_max}};
+
+    if (!gen->session || sessions_have_room(sessions, gen->uid, gen->build.seq->n_prompt - gen->session->n, n_max))
+        return true;
+    data[0].number = sessions_tokens(sessions, gen->uid);
+    refuse_data(gen, PROTO_QUOTA,
+                "with this turn the sessions of this user have more tokens than limits.session_tokens_per_uid allows; "
+                "close one",
+                data, 2);
+    return false;
+}
+
 static void submit(struct gen *gen) {
     struct service *service = gen->service;
     struct seq *seq = gen->build.seq;
@@ -262,6 +284,8 @@ static void submit(struct gen *gen) {
     struct found found = {0};
     int r;
 
+    if (!check_session_room(gen))
+        return;
     engine_look(service->pair.engine, &view);
     if (view.n_waiting >= service->config.sched.queue_max) {
         refuse_busy(gen, view.n_waiting);
@@ -333,11 +357,16 @@ static bool take_session(struct gen *gen) {
     struct sessions *sessions = gen->service->sessions;
     struct session *session;
 
+    gen->build.uid = sessions_namespace(sessions, gen->uid);
     if (p->session.n == 0)
         return sessions_root(sessions, gen->uid, &gen->build.root) == 0;
     session = sessions_find(sessions, gen->uid, p->session);
     if (!session) {
         refuse(gen, PROTO_NOT_FOUND, "there is no session of this name; session.open makes one");
+        return false;
+    }
+    if (session->is_moving) {
+        refuse(gen, PROTO_BUSY, "this session is being parked now; ask again when that is done");
         return false;
     }
     if (session->user) {

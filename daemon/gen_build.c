@@ -112,6 +112,8 @@ static int make_seq(struct gen_build *build, const struct prompt *prompt) {
                  : p->cache == GEN_CACHE_NO_STORE || cuts.n_max <= 0 ? SEQ_CACHE_NO_STORE
                                                                      : SEQ_CACHE_USE;
     seq->root = build->root;
+    seq->uid = build->uid;
+    seq->is_kept = build->session != NULL;
     seq->n_cuts = cuts_find(&cuts, seq->cuts);
     set_sampling(build, seq);
     r = set_stop_ids(build, seq);

@@ -21,6 +21,7 @@ struct gen_build {
     const struct gen_params *params;
     const struct session *session; /* its tokens come first; NULL: none */
     struct kv_key root;
+    uint32_t uid; /* of the namespace */
     int n_restore_points;
     uint64_t seed; /* for a request that gives none */
     int result;    /* 0, PROMPT_E_*, or a negative errno */

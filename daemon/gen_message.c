@@ -160,7 +160,8 @@ static void write_usage(struct wire_out *out, const struct gen *gen) {
     wire_key(out, "reasoning");
     wire_uint(out, gen->output.n_reasoning);
     wire_key(out, "cached");
-    service_write_tiers(out, (struct found){stats->n_cached - stats->n_restored, stats->n_restored});
+    service_write_tiers(out, (struct found){stats->n_cached - stats->n_restored, stats->n_restored - stats->n_from_disk,
+                                            stats->n_from_disk});
     wire_key(out, "recomputed");
     wire_int(out, stats->n_recomputed);
     wire_key(out, "draft");

@@ -6,12 +6,10 @@
 #include <stdio.h>
 
 #include "config.h"
+#include "format.h"
 #include "model.h"
 
-enum {
-    SLOTS_MAX = 1 << 28,
-    HOST_ALIGN = 4096
-}; /* of pages, and of restore points with their windows: sums stay inside an int */
+enum { SLOTS_MAX = 1 << 28 }; /* of pages, and of restore points with their windows: sums stay inside an int */
 
 /* Sums that exceed 64 bits fit nowhere, like the largest number. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -165,20 +163,24 @@ int memplan_make(const struct memplan_model *model, const struct memplan_limits 
     return 0;
 }
 
+/* slot_bytes: 0: there is no such group. */
 static uint32_t slots_of(uint64_t bytes, uint64_t slot_bytes) {
-    uint64_t n = slot_bytes > 0 ? bytes / align_up(slot_bytes, HOST_ALIGN) : 0;
+    uint64_t n = slot_bytes > 0 ? bytes / slot_bytes : 0;
 
     return n < SLOTS_MAX ? (uint32_t)n : SLOTS_MAX;
 }
 
-void memplan_host(const struct memplan_model *m, uint64_t host_bytes, uint32_t ret_slots[KV_GROUP_N]) {
+void memplan_host(const struct memplan_model *m, uint64_t host_bytes, uint32_t alignment,
+                  uint32_t ret_slots[KV_GROUP_N]) {
     uint64_t sliding = m->slot_bytes[KV_DRAFT_SLIDING] > 0 ? host_bytes / 20 : 0, states = host_bytes / 4;
+    uint32_t slot_bytes[KV_GROUP_N];
 
-    ret_slots[KV_DRAFT_SLIDING] = slots_of(sliding, m->slot_bytes[KV_DRAFT_SLIDING]);
-    ret_slots[KV_TARGET_STATE] = slots_of(states, m->slot_bytes[KV_TARGET_STATE]);
+    for (int g = 0; g < KV_GROUP_N; g++)
+        slot_bytes[g] = format_slot_bytes(m->slot_bytes[g], alignment);
+    ret_slots[KV_DRAFT_SLIDING] = slots_of(sliding, slot_bytes[KV_DRAFT_SLIDING]);
+    ret_slots[KV_TARGET_STATE] = slots_of(states, slot_bytes[KV_TARGET_STATE]);
     ret_slots[KV_TARGET_FULL] =
-        slots_of(host_bytes - states - sliding, align_up(m->slot_bytes[KV_TARGET_FULL], HOST_ALIGN) +
-                                                    align_up(m->slot_bytes[KV_DRAFT_FULL], HOST_ALIGN));
+        slots_of(host_bytes - states - sliding, (uint64_t)slot_bytes[KV_TARGET_FULL] + slot_bytes[KV_DRAFT_FULL]);
     ret_slots[KV_DRAFT_FULL] = m->slot_bytes[KV_DRAFT_FULL] > 0 ? ret_slots[KV_TARGET_FULL] : 0;
 }
 

@@ -43,9 +43,10 @@ enum { MEMPLAN_CONTEXT_MIN = 256 /* a device that holds no more is refused */ };
  * device_bytes that would do, and the largest request that fits. */
 int memplan_make(const struct memplan_model *model, const struct memplan_limits *limits, struct memplan *ret_plan,
                  struct report *report);
-/* Slots of the host tier: 70 % of its bytes for pages of target and drafter side by side, 25 % for restore points, 5 % for
+/* Slots of the host tier, with their headers: 70 % of its bytes for pages of target and drafter side by side, 25 % for restore points, 5 % for
  * the drafter's windows; so none of them displaces another. */
-void memplan_host(const struct memplan_model *model, uint64_t host_bytes, uint32_t ret_slots[KV_GROUP_N]);
+void memplan_host(const struct memplan_model *model, uint64_t host_bytes, uint32_t alignment,
+                  uint32_t ret_slots[KV_GROUP_N]);
 
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group);
 /* The table for people. */

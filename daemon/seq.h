@@ -32,7 +32,8 @@ enum { SEQ_CUTS_MAX = 64, SEQ_PRIORITY_MIN = -100, SEQ_PRIORITY_MAX = 100 };
 /* What was measured of it; times in microseconds of the loop's clock. */
 struct seq_stats {
     int n_cached;                        /* tokens of the prompt that were not computed at first admission */
-    int n_restored;                      /* of these, from host memory */
+    int n_restored;                      /* of these, from below */
+    int n_from_disk;                     /* of these, whose pages only the disk had */
     int n_recomputed;                    /* tokens that were held there and run again all the same */
     int n_steps, n_proposed, n_accepted; /* verify passes, and drafts in them */
     int n_by_steps;                      /* tokens that verify passes committed */
@@ -66,6 +67,8 @@ struct seq {
     int priority; /* SEQ_PRIORITY_MIN..SEQ_PRIORITY_MAX; higher goes first */
     enum seq_cache cache;
     struct kv_key root;  /* of the namespace */
+    uint32_t uid;        /* whose it is; UINT32_MAX: of all */
+    bool is_kept;        /* it will be gone on with: what it leaves is worth writing to disk */
     struct kv_key *keys; /* [n_tokens_max / 64] owned; known: [0, n_keys) */
     int n_keys;
     int cuts[SEQ_CUTS_MAX]; /* ascending: multiples of 64 up to n_prompt where restore points are wanted */
@@ -78,7 +81,7 @@ struct seq {
     struct engine *engine;
     enum seq_state state;
     struct seq *next, *prev; /* of those in its state: engine_internal.h, waiting.h */
-    uint64_t order;
+    uint64_t order, submitted_us;
     int slot;           /* its place, or -1 */
     int len;            /* positions known to be committed */
     int n_fed;          /* given tokens handed to plans */
@@ -90,8 +93,7 @@ struct seq {
     struct kv_restore *restore; /* of pages from below, until it has a place */
     bool is_restoring;          /* it is on its way, and the seq is not admitted before */
     bool was_restored;          /* pages below were looked for */
-    int n_on_device;            /* tokens found on the device before */
-    uint64_t restore_bytes;     /* about */
+    struct kv_found found;      /* before it was restored; zero: nothing was looked for */
     uint64_t restore_plan;      /* copies the restore point it begins with; 0: that is done */
     bool is_granted;            /* plans on their way may write the rolling restore point */
     int rolled;                 /* tokens of the one in the rolling slot, to be held; 0: none */

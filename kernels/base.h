@@ -33,6 +33,12 @@ static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *ret) {
 static inline int min_int(int a, int b) {
     return a < b ? a : b;
 }
+static inline uint64_t min_u64(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+static inline uint64_t max_u64(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
 static inline int max_int(int a, int b) {
     return a > b ? a : b;
 }

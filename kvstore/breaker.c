@@ -35,8 +35,12 @@ static void count_trouble(struct kv_breaker *breaker, enum kv_breaker_report rep
         kv_breaker_trip(breaker, now_us);
 }
 
+bool kv_breaker_is_ready(const struct kv_breaker *breaker) {
+    return breaker->state != KV_BREAKER_OPEN && !breaker->is_trying;
+}
+
 bool kv_breaker_admits(struct kv_breaker *breaker, uint64_t *ret_ticket) {
-    if (breaker->state == KV_BREAKER_OPEN || breaker->is_trying)
+    if (!kv_breaker_is_ready(breaker))
         return false;
     breaker->is_trying = breaker->state == KV_BREAKER_HALF_OPEN;
     *ret_ticket = breaker->n_opened;

@@ -31,6 +31,7 @@ void kv_breaker_init(struct kv_breaker *breaker, const struct kv_breaker_options
 /* Whether an operation may start. If so, it is to be reported once with the ticket: what began before the breaker opened
  * says nothing about the time after it. */
 bool kv_breaker_admits(struct kv_breaker *breaker, uint64_t *ret_ticket);
+bool kv_breaker_is_ready(const struct kv_breaker *breaker); /* it would */
 void kv_breaker_report(struct kv_breaker *breaker, uint64_t ticket, enum kv_breaker_report report, uint64_t now_us);
 
 /* Whether to write and read a place that nobody uses. If so, it is to be reported once. */

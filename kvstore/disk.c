@@ -324,11 +324,10 @@ int disk_submit(struct disk *disk, struct disk_op *op, uint64_t now_us) {
         return r;
     if (kv_pool_take(&disk->free_ops, &idx) != 0)
         return DISK_E_FULL;
-    if (op->deadline_us == 0)
-        op->deadline_us = now_us + disk->options.deadline_us;
     op->result = 0;
     op->is_late = false;
     memset(&op->own, 0, sizeof(op->own));
+    op->own.deadline_us = op->deadline_us != 0 ? op->deadline_us : now_us + disk->options.deadline_us;
     disk->entries[idx].op = op;
     r = start_op(disk, idx);
     if (r != 0) {
@@ -411,10 +410,10 @@ uint64_t disk_tick(struct disk *disk, uint64_t now_us) {
 
         if (!entry->is_out || entry->op->is_late)
             continue;
-        if (entry->op->deadline_us <= now_us)
+        if (entry->op->own.deadline_us <= now_us)
             make_late(disk, i);
-        else if (entry->op->deadline_us < next_us)
-            next_us = entry->op->deadline_us;
+        else if (entry->op->own.deadline_us < next_us)
+            next_us = entry->op->own.deadline_us;
     }
     return disk->stats.n_out > 0 ? next_us : 0;
 }

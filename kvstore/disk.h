@@ -42,6 +42,7 @@ struct disk_op {
 
     struct { /* the disk's */
         uint64_t id;
+        uint64_t deadline_us;
         uint32_t n_done; /* bytes */
         uint8_t n_retries;
         bool is_rest, is_buffered, is_cancelled;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define LOCK_NAME "lock"
+#define PROBE_NAME ".direct"
 #define NEW_SUFFIX ".new" /* under construction; what a crash leaves of it is overwritten or removed */
 #define SEGMENT_PREFIX "segment-"
 enum { SEGMENT_DIGITS = 8, SEGMENTS_MAX = 100000000 };
@@ -143,7 +144,9 @@ static bool is_new(const char *name) {
     return n > n_suffix && strcmp(name + n - n_suffix, NEW_SUFFIX) == 0;
 }
 
-int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user) {
+/* Every name of one kind: those under construction, or all others. */
+static int list(const struct disk_folder *folder, bool new_ones, void (*each)(void *user, const char *name),
+                void *user) {
     int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
@@ -156,12 +159,28 @@ int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, 
         return r;
     }
     while (errno = 0, (entry = readdir(dir)) != NULL) { /* NOLINT(concurrency-mt-unsafe): the stream is ours */
-        if (entry->d_name[0] != '.' && strcmp(entry->d_name, LOCK_NAME) != 0 && !is_new(entry->d_name))
+        if (entry->d_name[0] != '.' && strcmp(entry->d_name, LOCK_NAME) != 0 && is_new(entry->d_name) == new_ones)
             each(user, entry->d_name);
     }
     r = -errno;
     closedir(dir);
     return r;
+}
+
+int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user) {
+    return list(folder, false, each, user);
+}
+
+static void remove_name(void *user, const char *name) {
+    const struct disk_folder *folder = user;
+
+    unlinkat(folder->fd, name, 0);
+}
+
+void disk_folder_clean(const struct disk_folder *folder) {
+    struct disk_folder mine = *folder;
+
+    list(folder, true, remove_name, &mine);
 }
 
 /* ---- small files ------------------------------------------------------------------------------------------------- */
@@ -327,6 +346,29 @@ int disk_segment_open(const struct disk_folder *folder, uint32_t segment, uint64
     return r != 0 ? r : fd;
 }
 
+int disk_segment_peek(const struct disk_folder *folder, uint32_t segment, void *ret_bytes, size_t n,
+                      uint64_t *ret_file_bytes) {
+    struct name name = segment_name(segment);
+    struct stat status;
+    size_t n_read = 0;
+    ssize_t r = 1;
+    int fd = open_file(folder, name.text, O_RDONLY | O_NONBLOCK);
+
+    if (fd < 0)
+        return fd;
+    while (n_read < n && (r > 0 || (r < 0 && errno == EINTR))) {
+        r = pread(fd, (char *)ret_bytes + n_read, n - n_read, (off_t)n_read);
+        n_read += r > 0 ? (size_t)r : 0;
+    }
+    r = r < 0 || fstat(fd, &status) != 0 ? -errno : 0;
+    close(fd);
+    if (r != 0)
+        return (int)r;
+    memset((char *)ret_bytes + n_read, 0, n - n_read);
+    *ret_file_bytes = (uint64_t)status.st_size;
+    return 0;
+}
+
 int disk_segment_remove(const struct disk_folder *folder, uint32_t segment) {
     struct name name = segment_name(segment);
 
@@ -339,8 +381,9 @@ int disk_segment_remove(const struct disk_folder *folder, uint32_t segment) {
 uint32_t disk_folder_alignment(const struct disk_folder *folder) {
     uint32_t align = DISK_ALIGN_MIN;
     struct statx status;
-    int fd = open_file(folder, LOCK_NAME, O_RDONLY | O_DIRECT);
+    int fd = open_file(folder, PROBE_NAME, O_RDWR | O_CREAT | O_DIRECT);
 
+    unlinkat(folder->fd, PROBE_NAME, 0); /* also where direct I/O is refused, the file was made */
     if (fd < 0)
         return 0;
     if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0) {

@@ -31,6 +31,8 @@ int disk_folder_check(const struct disk_folder *folder, const char *path);
 
 /* Every name except the lock, files under construction and dots. */
 int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user);
+/* Removes what a crash left under construction, as far as that works. Nothing may be under construction now. */
+void disk_folder_clean(const struct disk_folder *folder);
 
 /* ---- small files, read and replaced as a whole ---- */
 
@@ -52,6 +54,9 @@ int disk_segment_create(const struct disk_folder *folder, uint32_t segment, uint
 /* An existing one; preallocates what is missing of it. -EMEDIUMTYPE: no file of that size;
  * -EPERM: not ours alone; -ELOOP: a link. */
 int disk_segment_open(const struct disk_folder *folder, uint32_t segment, uint64_t bytes, bool is_direct);
+/* The first bytes of one, zeros beyond its end, and its size. -errno as for disk_segment_open(). */
+int disk_segment_peek(const struct disk_folder *folder, uint32_t segment, void *ret_bytes, size_t n,
+                      uint64_t *ret_file_bytes);
 int disk_segment_remove(const struct disk_folder *folder, uint32_t segment);
 
 /* Alignment of address, offset and length: a power of two >= DISK_ALIGN_MIN. 0: the file system has no direct I/O. */

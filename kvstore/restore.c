@@ -7,35 +7,60 @@
 
 #include "store_internal.h"
 
-struct item { /* one copy */
+enum { READS_MAX = 16 /* of one restore side by side */ };
+
+enum item_state {
+    ITEM_ON_DISK, /* pinned there */
+    ITEM_READING,
+    ITEM_ON_HOST, /* pinned there */
+    ITEM_COPYING,
+    ITEM_DONE,
+};
+
+struct item { /* one page of one group, or the state */
     uint32_t page;
-    uint32_t record; /* of the shelf, pinned */
+    uint32_t record; /* of the vault while it lies on disk, then of the shelf */
     uint32_t slot;   /* of the device, private */
-    const void *src; /* where its record's copy lies while it is pinned */
     enum kv_group group;
+    enum item_state state;
+    const void *src;
+};
+
+struct reading {
+    struct kv_restore *restore;
+    struct kv_vault_read read;
+    bool is_busy;
+    uint32_t item;
 };
 
 struct kv_restore {
     struct kv_restores *restores;
-    bool is_used;
+    bool is_used, is_sending;
+    int error; /* what ends it when all is home */
     const struct kv_key *keys;
     const int32_t *tokens;
     uint32_t n_pages, n_held; /* wanted; pages that the device had */
     struct kv_lease lease;
     struct item *items; /* [n_items_max], by page */
-    uint32_t n_items, n_sent;
+    uint32_t n_items, n_done;
+    uint32_t next_read, next_copy; /* before which no item is ON_DISK, ON_HOST */
+    struct reading readings[READS_MAX];
+    uint32_t n_reading;
     struct kv_copy_batch batch;
+    uint32_t batch_items[KV_COPIES_MAX];
     void (*on_done)(void *user, int result);
     void *user;
 };
 
 struct kv_restores {
     struct kv_restores_options options;
+    struct kv_vault *vault;
     struct kv_restore *all; /* [n_restores] */
     struct kv_restores_stats stats;
 };
 
 static void on_copied(struct kv_copy_batch *batch);
+static void on_read(struct kv_vault_read *read, int result);
 
 int kv_restores_open(const struct kv_restores_options *options, struct kv_restores **ret_restores) {
     struct kv_restores *restores = calloc(1, sizeof *restores);
@@ -51,6 +76,8 @@ int kv_restores_open(const struct kv_restores_options *options, struct kv_restor
         struct kv_restore *restore = &restores->all[i];
 
         restore->restores = restores;
+        for (int k = 0; k < READS_MAX; k++)
+            restore->readings[k] = (struct reading){.restore = restore, .read = {.done = on_read}};
         restore->batch = (struct kv_copy_batch){.direction = KV_COPY_FETCH, .done = on_copied};
         restore->items = calloc((size_t)options->n_pages_max * KV_GROUP_N, sizeof *restore->items);
         r = restore->items ? kv_lease_init(&restore->lease, options->store, options->n_pages_max) : -ENOMEM;
@@ -75,17 +102,36 @@ void kv_restores_close(struct kv_restores *restores) {
     free(restores);
 }
 
+void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault) {
+    restores->vault = vault;
+}
+
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
 static struct kv_page_name name_of(const struct kv_key *keys, const int32_t *tokens, uint32_t page) {
-    return (struct kv_page_name){keys[page], page, tokens + (size_t)page * PAGE_TOKENS};
+    return (struct kv_page_name){.key = keys[page],
+                                 .page_idx = page,
+                                 .tokens = tokens + (size_t)page * PAGE_TOKENS,
+                                 .parent = page > 0 ? &keys[page - 1] : NULL};
 }
 
-uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
-                            uint32_t n_pages, uint32_t *ret_n_device) {
+static bool is_coming(const struct kv_restores *restores, const struct kv_key *keys, uint32_t page) {
+    for (uint32_t i = 0; i < restores->options.n_restores; i++) {
+        const struct kv_restore *other = &restores->all[i];
+
+        if (other->is_used && other->error == 0 && other->n_done < other->n_items && other->n_held <= page &&
+            page < other->n_pages && memcmp(&other->keys[page], &keys[page], sizeof keys[page]) == 0)
+            return true;
+    }
+    return false;
+}
+
+void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
+                        uint32_t n_pages, struct kv_found *ret_found) {
     const struct kv_index *index = &restores->options.store->index;
     const struct kv_shelf *shelf = restores->options.shelf;
-    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0;
+    const struct kv_vault *vault = restores->vault;
+    uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_disk = 0, n_disk_found = 0;
     bool on_device = true; /* the index is whole from its first page on */
 
     for (uint32_t page = 0; page < n_pages; page++) {
@@ -96,87 +142,206 @@ uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_
             device = kv_index_find(index, &keys[page], device, name.tokens);
             on_device = device != KV_NO_RECORD;
         }
-        if (!on_device && !kv_shelf_has(shelf, below, KV_TARGET_FULL))
-            break;
+        if (!on_device && !kv_shelf_has(shelf, below, KV_TARGET_FULL)) {
+            if (!vault || !kv_vault_has(vault, &name, KV_TARGET_FULL))
+                break;
+            n_disk++;
+        }
         if (on_device && kv_index_has(index, device, KV_TARGET_STATE))
             n_device = n_found = page + 1;
-        else if (kv_shelf_has(shelf, below, KV_TARGET_STATE))
+        else if (kv_shelf_has(shelf, below, KV_TARGET_STATE) || (vault && kv_vault_has(vault, &name, KV_TARGET_STATE)))
             n_found = page + 1;
+        if (n_found == page + 1)
+            n_disk_found = n_disk;
     }
-    *ret_n_device = n_device * PAGE_TOKENS;
-    return n_found * PAGE_TOKENS;
+    *ret_found = (struct kv_found){.n_tokens = n_found * PAGE_TOKENS,
+                                   .n_device_tokens = n_device * PAGE_TOKENS,
+                                   .n_disk_tokens = n_disk_found * PAGE_TOKENS,
+                                   .is_incomplete = vault && n_found < n_pages && kv_vault_is_scanning(vault),
+                                   .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 
 /* ---- taking --------------------------------------------------------------------------------------------------------- */
 
-/* False: the device has no slot. */
-static bool take(struct kv_restore *restore, uint32_t page, uint32_t record, enum kv_group group) {
+enum taken { TAKEN, TAKE_NONE /* it is nowhere below */, TAKE_FULL /* the device has no slot */ };
+
+static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group group) {
     struct kv_restores_options *o = &restore->restores->options;
     struct item *item = &restore->items[restore->n_items];
+    struct kv_page_name name = name_of(restore->keys, restore->tokens, page);
+    uint32_t record = kv_shelf_find(o->shelf, &name);
+    bool is_on_host = kv_shelf_has(o->shelf, record, group);
 
+    if (!is_on_host && (!restore->restores->vault || !kv_vault_has(restore->restores->vault, &name, group)))
+        return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
-        return false;
+        return TAKE_FULL;
     item->page = page;
-    item->record = record;
     item->group = group;
-    item->src = kv_shelf_pin(o->shelf, record, group);
+    if (is_on_host) {
+        item->state = ITEM_ON_HOST;
+        item->record = record;
+        item->src = kv_shelf_pin(o->shelf, record, group);
+    } else {
+        item->state = ITEM_ON_DISK;
+        kv_vault_pin(restore->restores->vault, &name, group, &item->record);
+    }
     restore->n_items++;
-    return true;
+    return TAKEN;
+}
+
+static void let_go_below(struct kv_restore *restore, struct item *item) {
+    struct kv_restores_options *o = &restore->restores->options;
+
+    if (item->state == ITEM_ON_DISK || item->state == ITEM_READING)
+        kv_vault_unpin(restore->restores->vault, item->record);
+    else if (item->state != ITEM_DONE)
+        kv_shelf_unpin(o->shelf, item->record, item->group);
+    item->state = ITEM_DONE;
 }
 
 static void give_back(struct kv_restore *restore) {
-    struct kv_restores_options *o = &restore->restores->options;
-
     for (uint32_t i = 0; i < restore->n_items; i++) {
-        const struct item *item = &restore->items[i];
+        struct item *item = &restore->items[i];
 
         if (item->slot != KV_NO_SLOT)
-            kv_store_give(o->store, item->group, item->slot);
-        kv_shelf_unpin(o->shelf, item->record, item->group);
+            kv_store_give(restore->restores->options.store, item->group, item->slot);
+        let_go_below(restore, item);
     }
-    restore->n_items = 0;
+    restore->n_items = restore->n_done = 0;
 }
 
-/* Target pages and the state are needed; the drafter's are welcome. */
+/* Target pages and the state are needed; the drafter's are welcome. The state comes last, as it is published. */
 static bool take_all(struct kv_restore *restore) {
     struct kv_store *store = restore->restores->options.store;
-    const struct kv_shelf *shelf = restore->restores->options.shelf;
     uint32_t last = restore->n_pages - 1, window_first = kv_window_first_page(store->index.window_tokens, last + 1);
 
     for (uint32_t page = restore->n_held; page <= last; page++) {
-        struct kv_page_name name = name_of(restore->keys, restore->tokens, page);
-        uint32_t record = kv_shelf_find(shelf, &name);
-
-        if (!kv_shelf_has(shelf, record, KV_TARGET_FULL) || !take(restore, page, record, KV_TARGET_FULL))
+        if (take(restore, page, KV_TARGET_FULL) != TAKEN)
             return false;
-        if (kv_shelf_has(shelf, record, KV_DRAFT_FULL))
-            take(restore, page, record, KV_DRAFT_FULL);
-        if (kv_shelf_has(shelf, record, KV_DRAFT_SLIDING) && page >= window_first)
-            take(restore, page, record, KV_DRAFT_SLIDING);
+        take(restore, page, KV_DRAFT_FULL);
+        if (page >= window_first)
+            take(restore, page, KV_DRAFT_SLIDING);
     }
-    if (restore->n_held <= last || !kv_index_has(&store->index, restore->lease.records[last], KV_TARGET_STATE)) {
-        struct kv_page_name name = name_of(restore->keys, restore->tokens, last);
-        uint32_t record = kv_shelf_find(shelf, &name);
+    return (restore->n_held > last && kv_index_has(&store->index, restore->lease.records[last], KV_TARGET_STATE)) ||
+           take(restore, last, KV_TARGET_STATE) == TAKEN;
+}
 
-        return kv_shelf_has(shelf, record, KV_TARGET_STATE) && take(restore, last, record, KV_TARGET_STATE);
+/* ---- reading -------------------------------------------------------------------------------------------------------- */
+
+static struct reading *free_reading(struct kv_restore *restore) {
+    for (int i = 0; i < READS_MAX; i++)
+        if (!restore->readings[i].is_busy)
+            return &restore->readings[i];
+    return NULL;
+}
+
+/* It is on the shelf now, whoever brought it. */
+static void take_from_shelf(struct kv_restore *restore, struct item *item, uint32_t shelf_record) {
+    struct kv_restores_options *o = &restore->restores->options;
+
+    kv_vault_unpin(restore->restores->vault, item->record);
+    item->record = shelf_record;
+    item->state = ITEM_ON_HOST;
+    item->src = kv_shelf_pin(o->shelf, shelf_record, item->group);
+    if ((uint32_t)(item - restore->items) < restore->next_copy)
+        restore->next_copy = (uint32_t)(item - restore->items);
+}
+
+/* The drafter does without it; the target does not. */
+static void do_without(struct kv_restore *restore, struct item *item, int why) {
+    if (!kv_group_is_draft(item->group)) {
+        restore->error = restore->error == 0 ? why : restore->error;
+        return;
     }
-    return true;
+    kv_store_give(restore->restores->options.store, item->group, item->slot);
+    item->slot = KV_NO_SLOT;
+    let_go_below(restore, item);
+    restore->n_done++;
+}
+
+static void read_some(struct kv_restore *restore) {
+    struct kv_restores_options *o = &restore->restores->options;
+
+    for (; restore->error == 0 && restore->next_read < restore->n_items; restore->next_read++) {
+        struct item *item = &restore->items[restore->next_read];
+        struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
+        struct reading *reading = free_reading(restore);
+        uint32_t shelf_record;
+        int r;
+
+        if (item->state != ITEM_ON_DISK)
+            continue;
+        shelf_record = kv_shelf_find(o->shelf, &name);
+        if (kv_shelf_has(o->shelf, shelf_record, item->group)) {
+            take_from_shelf(restore, item, shelf_record);
+            continue;
+        }
+        if (!reading)
+            return;
+        r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
+        if (r == KV_VAULT_E_BUSY)
+            return;
+        if (r != 0) {
+            do_without(restore, item, -EIO);
+            continue;
+        }
+        item->state = ITEM_READING;
+        reading->is_busy = true;
+        reading->item = restore->next_read;
+        restore->n_reading++;
+    }
+}
+
+static void step(struct kv_restore *restore);
+
+static void on_read(struct kv_vault_read *read, int result) {
+    struct reading *reading = container_of(read, struct reading, read);
+    struct kv_restore *restore = reading->restore;
+    struct kv_restores_options *o = &restore->restores->options;
+    struct item *item = &restore->items[reading->item];
+    struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
+
+    reading->is_busy = false;
+    restore->n_reading--;
+    if (result == 0) {
+        restore->restores->stats.n_disk_pages++;
+        take_from_shelf(restore, item, kv_shelf_find(o->shelf, &name));
+    } else {
+        do_without(restore, item, result);
+    }
+    step(restore);
 }
 
 /* ---- copying -------------------------------------------------------------------------------------------------------- */
 
-/* The next batch; false: it cannot be sent. */
-static bool send(struct kv_restore *restore) {
+static void copy_some(struct kv_restore *restore) {
     struct kv_restores_options *o = &restore->restores->options;
+    bool is_gap = false;
 
+    if (restore->is_sending || restore->error != 0)
+        return;
     restore->batch.n = 0;
-    while (restore->batch.n < KV_COPIES_MAX && restore->n_sent < restore->n_items) {
-        const struct item *item = &restore->items[restore->n_sent++];
+    for (uint32_t i = restore->next_copy; restore->batch.n < KV_COPIES_MAX && i < restore->n_items; i++) {
+        struct item *item = &restore->items[i];
 
-        restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
-            kv_store_slot(o->store, item->group, item->slot), item->src, o->store->group[item->group].slot_bytes};
+        is_gap = is_gap || item->state == ITEM_ON_DISK || item->state == ITEM_READING;
+        if (item->state == ITEM_ON_HOST) {
+            item->state = ITEM_COPYING;
+            restore->batch_items[restore->batch.n] = i;
+            restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
+                kv_store_slot(o->store, item->group, item->slot), item->src, o->store->group[item->group].slot_bytes};
+        }
+        if (!is_gap)
+            restore->next_copy = i + 1;
+        else if (i >= restore->next_read)
+            break; /* nothing beyond has been read */
     }
-    return o->copier.submit(o->copier.user, &restore->batch) == 0;
+    if (restore->batch.n == 0)
+        return;
+    restore->is_sending = o->copier.submit(o->copier.user, &restore->batch) == 0;
+    if (!restore->is_sending)
+        restore->error = -EIO;
 }
 
 static struct item *item_of(struct kv_restore *restore, uint32_t *at, uint32_t page, enum kv_group group) {
@@ -246,21 +411,56 @@ static void on_copied(struct kv_copy_batch *batch) {
     struct kv_restore *restore = container_of(batch, struct kv_restore, batch);
     struct kv_restores_stats *stats = &restore->restores->stats;
 
-    if (batch->result == 0) {
-        stats->n_copies += (uint64_t)batch->n;
-        for (int i = 0; i < batch->n; i++)
-            stats->bytes += batch->transfers[i].bytes;
+    restore->is_sending = false;
+    if (batch->result != 0 && restore->error == 0)
+        restore->error = batch->result;
+    for (int i = 0; batch->result == 0 && i < batch->n; i++) {
+        let_go_below(restore, &restore->items[restore->batch_items[i]]);
+        restore->n_done++;
+        stats->n_copies++;
+        stats->bytes += batch->transfers[i].bytes;
     }
-    if (batch->result != 0 || restore->n_sent == restore->n_items)
-        finish(restore, batch->result);
-    else if (!send(restore))
-        finish(restore, -EIO);
+    step(restore);
+}
+
+/* Goes on, or ends when nothing is on its way any more. */
+static void step(struct kv_restore *restore) {
+    read_some(restore);
+    copy_some(restore);
+    if (restore->error != 0) { /* what is still being read is for others, or for the next time */
+        for (int i = 0; i < READS_MAX; i++)
+            if (restore->readings[i].is_busy) {
+                kv_vault_read_cancel(restore->restores->vault, &restore->readings[i].read);
+                restore->readings[i].is_busy = false;
+                restore->n_reading--;
+            }
+        if (!restore->is_sending)
+            finish(restore, restore->error);
+    } else if (restore->n_done == restore->n_items) {
+        finish(restore, 0);
+    }
+}
+
+bool kv_restores_turn(struct kv_restores *restores) {
+    uint64_t n_ended = restores->stats.n_done + restores->stats.n_failed;
+
+    for (uint32_t i = 0; i < restores->options.n_restores; i++) {
+        struct kv_restore *restore = &restores->all[i];
+
+        if (restore->is_used && restore->n_items > 0 && (restore->error != 0 || restore->next_read < restore->n_items))
+            step(restore);
+    }
+    return restores->stats.n_done + restores->stats.n_failed != n_ended;
+}
+
+void kv_restore_cancel(struct kv_restore *restore) {
+    if (restore->error == 0 && restore->n_items > 0)
+        restore->error = -ECANCELED; /* the next turn or copy sees it */
 }
 
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                      void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore) {
     struct kv_restore *restore = NULL;
-    bool is_sent;
 
     for (uint32_t i = 0; !restore && i < restores->options.n_restores; i++)
         if (!restores->all[i].is_used)
@@ -273,10 +473,10 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     restore->n_pages = n_pages;
     restore->on_done = on_done;
     restore->user = user;
-    restore->n_items = restore->n_sent = 0;
+    restore->error = 0;
+    restore->n_items = restore->n_done = restore->next_read = restore->next_copy = 0;
     restore->n_held = kv_lease_hold_prefix(&restore->lease, keys, tokens, n_pages);
-    is_sent = take_all(restore) && restore->n_items > 0 && send(restore);
-    if (!is_sent) {
+    if (!take_all(restore) || restore->n_items == 0) {
         give_back(restore);
         kv_lease_release(&restore->lease);
         return KV_RESTORE_E_FULL;
@@ -284,7 +484,13 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     restore->is_used = true;
     restores->stats.n_now++;
     *ret_restore = restore;
+    read_some(restore);
+    copy_some(restore); /* what fails here is seen by the next turn: on_done never comes from inside */
     return 0;
+}
+
+double kv_restore_progress(const struct kv_restore *restore) {
+    return restore->n_items > 0 ? (double)restore->n_done / restore->n_items : 1;
 }
 
 uint32_t kv_restore_n_pages(const struct kv_restore *restore) {

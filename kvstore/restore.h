@@ -1,13 +1,16 @@
 /* restore: pages that lie below come back to the device before a request begins. A restore takes device slots for all that
- * is missing, copies into them, and when everything is there publishes it as if it had just been computed: all or nothing.
- * Its lease holds the result until the caller has matched it, and only then ends.
+ * is missing, brings what lies on disk onto the shelf and from there up, in order and side by side, and when everything is
+ * there publishes it as if it had just been computed: all or nothing. What passes through the shelf may leave it at once,
+ * so that a chain longer than the shelf comes back too. Its lease holds the result until the caller has matched it, and only
+ * then ends.
  *
- *     start --> COPYING --all copied--> READY --end--> gone
+ *     start --> COMING --all copied--> READY --end--> gone
  *                  '---something failed--> FAILED --end--> gone */
 #pragma once
 #include "copier.h"
 #include "lease.h"
 #include "shelf.h"
+#include "vault.h"
 
 struct kv_restore;  /* one */
 struct kv_restores; /* all */
@@ -23,23 +26,38 @@ struct kv_restores_options {
 };
 
 int kv_restores_open(const struct kv_restores_options *options, struct kv_restores **ret_restores);
-void kv_restores_close(struct kv_restores *restores); /* none is on its way */
+void kv_restores_close(struct kv_restores *restores);                             /* none is on its way */
+void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault); /* NULL: nothing lies further down */
 
-/* What a prompt of these pages finds on the device and below together, and what on the device alone, as
- * kv_store_lookup() would: tokens, multiples of PAGE_TOKENS. */
-uint32_t kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
-                            uint32_t n_pages, uint32_t *ret_n_device);
+/* Tokens, multiples of PAGE_TOKENS. */
+struct kv_found {
+    uint32_t n_tokens;        /* what a prompt of these pages finds on the device and below together */
+    uint32_t n_device_tokens; /* and on the device alone, as kv_store_lookup() would */
+    uint32_t n_disk_tokens;   /* of those beyond: whose pages only the disk has */
+    bool is_coming;           /* another restore brings what this one would end with */
+    bool is_incomplete;       /* less than was asked for, and the disk does not know yet all that it holds */
+};
+void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
+                        uint32_t n_pages, struct kv_found *ret_found);
 
 /* Begins to bring n_pages pages and the restore point at their end, as kv_restores_lookup() found them. keys and tokens
  * stay as they are until the end. E_BUSY: as many are on their way as may be; E_FULL: the device has no slots for it.
  * Then nothing has happened. Else on_done(user, result) comes once, never from inside: 0, or why it failed. */
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                      void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore);
+/* Gives up what is not there yet: on_done(-ECANCELED) comes when what is on its way has come home. */
+void kv_restore_cancel(struct kv_restore *restore);
+/* How much of it is on the device already, from 0 to 1. */
+double kv_restore_progress(const struct kv_restore *restore);
 uint32_t kv_restore_n_pages(const struct kv_restore *restore); /* that it holds once it is READY */
 void kv_restore_end(struct kv_restore *restore);               /* after on_done */
 
+/* Once per turn of the loop: those that waited for room on the shelf or for the disk go on. */
+bool kv_restores_turn(struct kv_restores *restores); /* true: some ended */
+
 struct kv_restores_stats {
-    uint64_t n_done, n_failed, n_copies, bytes;
+    uint64_t n_done, n_failed, n_copies, bytes; /* copies: to the device */
+    uint64_t n_disk_pages;                      /* of them, read from disk first */
     uint32_t n_now;
 };
 void kv_restores_stats(const struct kv_restores *restores, struct kv_restores_stats *ret_stats);

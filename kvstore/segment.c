@@ -398,7 +398,7 @@ bool segment_surplus(const struct segment_map *map, uint32_t *ret_segment) {
     for (uint32_t s = 0; s < map->options.n_segments_max; s++) {
         const struct segment *segment = &map->segments[s];
 
-        if (segment->state == SEGMENT_EMPTY || segment->state == SEGMENT_FOREIGN) {
+        if (segment->state == SEGMENT_EMPTY) {
             *ret_segment = s;
             return true;
         }
@@ -416,6 +416,11 @@ bool segment_surplus(const struct segment_map *map, uint32_t *ret_segment) {
 enum segment_state segment_state(const struct segment_map *map, uint32_t segment) {
     assert(segment < map->options.n_segments_max);
     return map->segments[segment].state;
+}
+
+uint32_t segment_n_taken(const struct segment_map *map, uint32_t segment) {
+    assert(segment < map->options.n_segments_max);
+    return map->segments[segment].n_taken;
 }
 
 uint32_t segment_slots(const struct segment_map *map, uint32_t segment, enum kv_group *ret_group,

@@ -83,10 +83,12 @@ void segment_reclaim(struct segment_map *map, uint32_t segment); /* foreign cont
 void segment_retire(struct segment_map *map, uint32_t segment);  /* any that has a file and is not in preparation */
 void segment_removed(struct segment_map *map, uint32_t segment); /* retired, and all slots given back */
 
-/* False: the files that are not retired fit under the cap. Else which of them shall go first. */
+/* False: the files that are not retired fit under the cap, or no more of them can go. Else which of them shall go first;
+ * never a foreign one. */
 bool segment_surplus(const struct segment_map *map, uint32_t *ret_segment);
 
 enum segment_state segment_state(const struct segment_map *map, uint32_t segment);
+uint32_t segment_n_taken(const struct segment_map *map, uint32_t segment);
 
 /* The numbers of the slots of a segment that is scanned, bound or retired from a group; 0 slots if there are none. */
 uint32_t segment_slots(const struct segment_map *map, uint32_t segment, enum kv_group *ret_group,

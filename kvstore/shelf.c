@@ -23,6 +23,8 @@ struct shelf_copy {
 struct shelf_record {
     struct kv_key key;
     uint32_t page_idx;
+    struct kv_key parent; /* zero: none */
+    uint32_t uid;
     uint32_t next; /* in its chain of the hash table */
     int32_t tokens[PAGE_TOKENS];
     struct shelf_copy copies[KV_GROUP_N];
@@ -31,7 +33,9 @@ struct shelf_record {
 struct shelf_group {
     struct kv_pool pool;
     struct kv_evict evict; /* CLEAN and unpinned */
-    char *arena;
+    void *memory;
+    size_t memory_bytes;
+    char *arena; /* in it, aligned */
     size_t payload_bytes, slot_bytes;
     uint32_t n_filling, n_clean, n_pinned;
     uint64_t n_evicted;
@@ -50,21 +54,27 @@ struct kv_shelf {
 
 /* ---- memory --------------------------------------------------------------------------------------------------------- */
 
-static int open_group(struct kv_shelf *shelf, enum kv_group g, size_t payload_bytes, uint32_t n_slots,
+static int open_group(struct kv_shelf *shelf, const struct kv_shelf_options *options, enum kv_group g,
                       uint32_t n_records) {
     struct shelf_group *group = &shelf->group[g];
-    void *arena;
+    uint32_t n_slots = options->group[g].n_slots;
+    void *memory;
     int r;
 
-    group->payload_bytes = payload_bytes;
-    group->slot_bytes = align_up(payload_bytes, 4096); /* what a disk reads and writes */
+    group->payload_bytes = options->group[g].payload_bytes;
+    group->slot_bytes = format_slot_bytes(group->payload_bytes, options->alignment);
+    if (n_slots > 0 && group->slot_bytes == 0)
+        return -EINVAL;
+    group->memory_bytes = group->slot_bytes * n_slots + options->alignment;
     r = kv_pool_init(&group->pool, n_slots, 0);
     if (r == 0)
         r = kv_evict_init(&group->evict, n_records, n_slots);
     if (r == 0 && n_slots > 0) {
-        r = shelf->backend->mem_alloc(shelf->device, MEM_HOST, group->slot_bytes * n_slots, &arena);
-        if (r == 0)
-            group->arena = arena;
+        r = shelf->backend->mem_alloc(shelf->device, MEM_HOST, group->memory_bytes, &memory);
+        if (r == 0) {
+            group->memory = memory;
+            group->arena = (char *)memory + (align_up((uintptr_t)memory, options->alignment) - (uintptr_t)memory);
+        }
     }
     return r;
 }
@@ -92,8 +102,7 @@ int kv_shelf_open(const struct kv_shelf_options *options, struct kv_shelf **ret_
     for (uint64_t i = 0; r == 0 && i < n_table; i++)
         shelf->table[i] = KV_NO_RECORD;
     for (int g = 0; r == 0 && g < KV_GROUP_N; g++)
-        r = open_group(shelf, (enum kv_group)g, options->group[g].payload_bytes, options->group[g].n_slots,
-                       (uint32_t)n_records);
+        r = open_group(shelf, options, (enum kv_group)g, (uint32_t)n_records);
     if (r != 0) {
         kv_shelf_close(shelf);
         return r;
@@ -109,8 +118,8 @@ void kv_shelf_close(struct kv_shelf *shelf) {
     for (int g = 0; g < KV_GROUP_N; g++) {
         struct shelf_group *group = &shelf->group[g];
 
-        if (group->arena)
-            shelf->backend->mem_free(shelf->device, MEM_HOST, group->arena, group->slot_bytes * group->pool.n_slots);
+        if (group->memory)
+            shelf->backend->mem_free(shelf->device, MEM_HOST, group->memory, group->memory_bytes);
         kv_evict_deinit(&group->evict);
         kv_pool_deinit(&group->pool);
     }
@@ -142,6 +151,32 @@ uint32_t kv_shelf_find(const struct kv_shelf *shelf, const struct kv_page_name *
     return KV_NO_RECORD;
 }
 
+uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx) {
+    uint32_t r = *chain_of(shelf, key);
+
+    while (r != KV_NO_RECORD &&
+           (shelf->records[r].page_idx != page_idx || memcmp(&shelf->records[r].key, key, sizeof *key) != 0))
+        r = shelf->records[r].next;
+    return r;
+}
+
+uint32_t kv_shelf_next_state(const struct kv_shelf *shelf, uint32_t record) {
+    for (; record < shelf->free_records.n_slots; record++)
+        if (kv_pool_is_taken(&shelf->free_records, record) && kv_shelf_has(shelf, record, KV_TARGET_STATE))
+            return record;
+    return KV_NO_RECORD;
+}
+
+struct kv_page_name kv_shelf_name(const struct kv_shelf *shelf, uint32_t r) {
+    const struct shelf_record *record = &shelf->records[r];
+
+    return (struct kv_page_name){.key = record->key,
+                                 .page_idx = record->page_idx,
+                                 .tokens = record->tokens,
+                                 .parent = record->page_idx > 0 ? &record->parent : NULL,
+                                 .uid = record->uid};
+}
+
 bool kv_shelf_has(const struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
     return record != KV_NO_RECORD && shelf->records[record].copies[group].state == COPY_CLEAN;
 }
@@ -165,13 +200,20 @@ static uint32_t add_record(struct kv_shelf *shelf, const struct kv_page_name *na
 
     assert(full == 0);
     (void)full;
-    shelf->records[r] = (struct shelf_record){.key = name->key, .page_idx = name->page_idx, .next = *chain};
+    shelf->records[r] =
+        (struct shelf_record){.key = name->key, .page_idx = name->page_idx, .uid = name->uid, .next = *chain};
+    if (name->parent)
+        shelf->records[r].parent = *name->parent;
     memcpy(shelf->records[r].tokens, name->tokens, sizeof shelf->records[r].tokens);
     *chain = r;
     return r;
 }
 
 /* ---- copies --------------------------------------------------------------------------------------------------------- */
+
+static void *payload_of(const struct shelf_group *group, uint32_t slot) {
+    return group->arena + (size_t)slot * group->slot_bytes + FORMAT_BLOCK_BYTES;
+}
 
 static void free_copy(struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
     struct shelf_copy *copy = &shelf->records[record].copies[group];
@@ -210,7 +252,7 @@ int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, en
     shelf->records[record].copies[g] = (struct shelf_copy){.state = COPY_FILLING, .slot = slot};
     group->n_filling++;
     *ret_record = record;
-    *ret_payload = group->arena + (size_t)slot * group->slot_bytes;
+    *ret_payload = payload_of(group, slot);
     return 0;
 }
 
@@ -238,7 +280,7 @@ void kv_shelf_abandon(struct kv_shelf *shelf, uint32_t record, enum kv_group gro
     free_copy(shelf, record, group);
 }
 
-const void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
+void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
     struct shelf_copy *copy = &shelf->records[record].copies[g];
     struct shelf_group *group = &shelf->group[g];
 
@@ -247,7 +289,7 @@ const void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group 
         kv_evict_remove(&group->evict, record);
         group->n_pinned++;
     }
-    return group->arena + (size_t)copy->slot * group->slot_bytes;
+    return payload_of(group, copy->slot);
 }
 
 void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
@@ -323,10 +365,34 @@ uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes) {
     return n_dropped;
 }
 
+uint64_t kv_shelf_purge(struct kv_shelf *shelf, uint32_t uid) {
+    uint64_t n_dropped = 0;
+
+    for (uint32_t record = 0; record < shelf->free_records.n_slots; record++)
+        for (int g = 0; g < KV_GROUP_N; g++) {
+            if (!kv_pool_is_taken(&shelf->free_records, record) || shelf->records[record].uid != uid ||
+                shelf->records[record].copies[g].state != COPY_CLEAN)
+                continue;
+            n_dropped += shelf->group[g].payload_bytes;
+            kv_shelf_drop(shelf, record, (enum kv_group)g);
+        }
+    return n_dropped;
+}
+
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
 size_t kv_shelf_payload_bytes(const struct kv_shelf *shelf, enum kv_group group) {
     return shelf->group[group].payload_bytes;
+}
+
+size_t kv_shelf_slot_bytes(const struct kv_shelf *shelf, enum kv_group group) {
+    return shelf->group[group].slot_bytes;
+}
+
+bool kv_shelf_memory(const struct kv_shelf *shelf, enum kv_group group, void **ret_start, size_t *ret_bytes) {
+    *ret_start = shelf->group[group].arena;
+    *ret_bytes = shelf->group[group].slot_bytes * shelf->group[group].pool.n_slots;
+    return shelf->group[group].arena != NULL;
 }
 
 void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group g, struct kv_shelf_group_stats *ret_stats) {
@@ -382,8 +448,7 @@ const char *kv_shelf_check(const struct kv_shelf *shelf) {
     for (int g = 0; g < KV_GROUP_N && wrong == NULL; g++)
         wrong = check_group(shelf, (enum kv_group)g);
     for (uint32_t r = 0; wrong == NULL && r < shelf->free_records.n_slots; r++) {
-        const struct shelf_record *record = &shelf->records[r];
-        struct kv_page_name name = {record->key, record->page_idx, record->tokens};
+        struct kv_page_name name = kv_shelf_name(shelf, r);
 
         if (kv_pool_is_taken(&shelf->free_records, r) && kv_shelf_find(shelf, &name) != r)
             wrong = "a record is not found under its own key";

@@ -18,6 +18,8 @@ struct job {
     struct kv_spill *spill;
     struct kv_lease lease;
     bool is_busy;
+    uint32_t uid;
+    enum kv_spill_depth depth;
     uint32_t page; /* next to look at */
     int group;     /* of it */
     struct kv_copy_batch batch;
@@ -27,6 +29,7 @@ struct job {
 
 struct kv_spill {
     struct kv_spill_options options;
+    struct kv_vault *vault;
     struct job *jobs; /* [n_jobs] */
     struct kv_spill_stats stats;
 };
@@ -72,7 +75,22 @@ void kv_spill_close(struct kv_spill *spill) {
     free(spill);
 }
 
+void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault) {
+    spill->vault = vault;
+}
+
 /* ---- batches -------------------------------------------------------------------------------------------------------- */
+
+static struct kv_page_name name_of(const struct job *job, uint32_t page) {
+    const struct kv_index *index = &job->spill->options.store->index;
+    uint32_t record = job->lease.records[page];
+
+    return (struct kv_page_name){.key = index->records[record].key,
+                                 .page_idx = page,
+                                 .tokens = index->tokens[record],
+                                 .parent = page > 0 ? &index->records[job->lease.records[page - 1]].key : NULL,
+                                 .uid = job->uid};
+}
 
 static void add(struct job *job, const struct kv_page_name *name, enum kv_group group, uint32_t device_slot) {
     struct kv_spill *spill = job->spill;
@@ -96,8 +114,7 @@ static void fill(struct job *job) {
 
     job->batch.n = 0;
     for (; job->page < n_pages; job->page++, job->group = 0) {
-        const struct kv_record *record = &index->records[job->lease.records[job->page]];
-        struct kv_page_name name = {record->key, job->page, index->tokens[job->lease.records[job->page]]};
+        struct kv_page_name name = name_of(job, job->page);
 
         for (; job->group < KV_GROUP_N; job->group++) {
             enum kv_group group = (enum kv_group)job->group;
@@ -115,18 +132,30 @@ static void fill(struct job *job) {
 
 /* The chain leaves after all others now, and from its end: without this its own next pages would push it out. */
 static void touch_chain(struct job *job) {
-    const struct kv_index *index = &job->spill->options.store->index;
-
     for (uint32_t page = job->lease.n_pages; page-- > 0;) {
-        uint32_t record = job->lease.records[page];
+        struct kv_page_name name = name_of(job, page);
 
-        kv_shelf_touch(job->spill->options.shelf,
-                       &(struct kv_page_name){index->records[record].key, page, index->tokens[record]});
+        kv_shelf_touch(job->spill->options.shelf, &name);
     }
+}
+
+static void go_on_to_disk(const struct job *job) {
+    struct kv_spill_options *o = &job->spill->options;
+    struct kv_page_name name;
+    uint32_t record;
+
+    if (!job->spill->vault || job->depth == KV_SPILL_TO_HOST || job->lease.n_pages == 0)
+        return;
+    name = name_of(job, job->lease.n_pages - 1);
+    record = kv_shelf_find(o->shelf, &name);
+    if (kv_shelf_has(o->shelf, record, KV_TARGET_STATE))
+        kv_vault_save(job->spill->vault, record,
+                      job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH);
 }
 
 static void end(struct job *job) {
     touch_chain(job);
+    go_on_to_disk(job);
     kv_lease_release(&job->lease);
     job->is_busy = false;
     job->spill->stats.n_jobs--;
@@ -182,7 +211,8 @@ static void on_checked(struct kv_work_item *work) {
 
 /* ---- chains --------------------------------------------------------------------------------------------------------- */
 
-void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages) {
+void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages, uint32_t uid,
+                    enum kv_spill_depth depth) {
     struct kv_shelf_group_stats pages;
 
     kv_shelf_stats(spill->options.shelf, KV_TARGET_FULL, &pages);
@@ -196,6 +226,8 @@ void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32
         if (job->is_busy)
             continue;
         job->is_busy = true;
+        job->uid = uid;
+        job->depth = depth;
         job->page = 0;
         job->group = 0;
         spill->stats.n_jobs++;

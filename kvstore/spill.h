@@ -1,5 +1,5 @@
 /* spill: published pages go down from the device to the shelf, in the background, so that leaving the device later costs
- * nothing. A job is one chain of pages with the restore point at its end; it holds its pages on the device until they are
+ * nothing, and from there to the disk. A job is one chain of pages with the restore point at its end; it holds its pages on the device until they are
  * copied, in batches, and checksummed. Best effort: what finds no job and no slot is counted and not kept.
  *
  *     IDLE --start--> COPYING --copied--> CHECKING --next batch--> COPYING ... --nothing left--> IDLE */
@@ -7,6 +7,7 @@
 #include "copier.h"
 #include "lease.h"
 #include "shelf.h"
+#include "vault.h"
 #include "work.h"
 
 struct kv_spill;
@@ -21,11 +22,19 @@ struct kv_spill_options {
 };
 
 int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_spill);
-void kv_spill_close(struct kv_spill *spill); /* it is idle */
+void kv_spill_close(struct kv_spill *spill);                             /* it is idle */
+void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault); /* NULL: nothing goes further down */
+
+enum kv_spill_depth {
+    KV_SPILL_TO_HOST,
+    KV_SPILL_TO_DISK, /* and from there on to the disk, if it is worth it */
+    KV_SPILL_MUST,    /* and to the disk in any case */
+};
 
 /* The first n_pages pages of the lease, and the restore point at their end, shall be below too. What is there already is
- * not copied again; what can never fit as a whole is not copied at all. */
-void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages);
+ * not copied again; what can never fit as a whole is not copied at all. uid: whose namespace they are of. */
+void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages, uint32_t uid,
+                    enum kv_spill_depth depth);
 bool kv_spill_is_idle(const struct kv_spill *spill);
 
 struct kv_spill_stats {

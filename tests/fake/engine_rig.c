@@ -130,7 +130,8 @@ static int put_work(void *user, struct kv_work_item *item) {
 static void open_below(struct engine_rig *rig) {
     const struct model_info *info = model_info(rig->pair->model);
     uint32_t n_pages_max = (uint32_t)div_ceil((uint64_t)rig->options.n_context, PAGE_TOKENS);
-    struct kv_shelf_options shelf = {.backend = rig->pair->backend, .device = rig->pair->device};
+    struct kv_shelf_options shelf = {
+        .backend = rig->pair->backend, .device = rig->pair->device, .alignment = FORMAT_ALIGN_MIN};
     struct kv_spill_options spill = {
         .store = rig->store, .work = {put_work, rig}, .n_jobs = ENGINE_RIG_WORKS_MAX, .n_pages_max = n_pages_max};
     struct kv_restores_options restores = {.store = rig->store, .n_restores = 2, .n_pages_max = n_pages_max};
@@ -147,6 +148,95 @@ static void open_below(struct engine_rig *rig) {
     spill.copier = restores.copier = copies_copier(&rig->copies);
     ENGINE_RIG_CHECK(kv_spill_open(&spill, &rig->spill) == 0);
     ENGINE_RIG_CHECK(kv_restores_open(&restores, &rig->restores) == 0);
+}
+
+/* ---- the disk tier ---- */
+
+enum { DISK_SHARE = 25, DISK_DEADLINE_US = 60 * 1000 * 1000 };
+
+static void open_vault(struct engine_rig *rig) {
+    struct kv_vault_options options = {.folder = &rig->disk.folder,
+                                       .work = &rig->disk.work,
+                                       .shelf = rig->shelf,
+                                       .store_id = {7},
+                                       .disk_bytes = rig->options.disk_bytes,
+                                       .n_pages_max = (uint32_t)div_ceil((uint64_t)rig->options.n_context, PAGE_TOKENS),
+                                       .n_pages_min = 1,
+                                       .deadline_us = DISK_DEADLINE_US,
+                                       .now_us = now_us,
+                                       .wrap = disk_faults_wrap,
+                                       .wrap_user = rig->disk.faults};
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        options.group[g].slot_bytes = (uint32_t)kv_shelf_slot_bytes(rig->shelf, (enum kv_group)g);
+        options.group[g].share = DISK_SHARE;
+    }
+    ENGINE_RIG_CHECK(kv_vault_open(&options, &rig->disk.vault) == 0);
+    kv_spill_set_vault(rig->spill, rig->disk.vault);
+    kv_restores_set_vault(rig->restores, rig->disk.vault);
+}
+
+static void open_disk(struct engine_rig *rig) {
+    if (rig->options.disk_bytes == 0)
+        return;
+    strcpy(rig->disk.path, "/tmp/spillway-disk-XXXXXX"); /* NOLINT: it fits */
+    ENGINE_RIG_CHECK(mkdtemp(rig->disk.path) != NULL);
+    ENGINE_RIG_CHECK(disk_folder_open(rig->disk.path, &rig->disk.folder) == 0);
+    rig->disk.workers = workers_new(2);
+    rig->disk.work = workers_interface(rig->disk.workers);
+    rig->disk.faults = disk_faults_new();
+    open_vault(rig);
+}
+
+static void close_vault(struct engine_rig *rig) {
+    for (int i = 0; kv_vault_close(rig->disk.vault) > 0; i++) {
+        ENGINE_RIG_CHECK(i < STUCK_MS);
+        workers_dispatch(rig->disk.workers);
+        usleep(1000);
+    }
+    rig->disk.vault = NULL;
+}
+
+static void remove_file(void *user, const char *name) {
+    struct engine_rig *rig = user;
+
+    ENGINE_RIG_CHECK(unlinkat(rig->disk.folder.fd, name, 0) == 0);
+}
+
+static void close_disk(struct engine_rig *rig) {
+    if (rig->options.disk_bytes == 0)
+        return;
+    close_vault(rig);
+    disk_faults_free(rig->disk.faults);
+    workers_free(rig->disk.workers);
+    disk_folder_list(&rig->disk.folder, remove_file, rig);
+    unlinkat(rig->disk.folder.fd, "lock", 0);
+    disk_folder_close(&rig->disk.folder);
+    ENGINE_RIG_CHECK(rmdir(rig->disk.path) == 0);
+}
+
+/* True: something is on its way, or was. */
+static bool dispatch_disk(struct engine_rig *rig, bool wait) {
+    struct pollfd pollfd;
+
+    if (!rig->disk.vault || kv_vault_is_quiet(rig->disk.vault))
+        return false;
+    pollfd = (struct pollfd){.fd = kv_vault_fd(rig->disk.vault), .events = POLLIN};
+    if (workers_dispatch(rig->disk.workers) == 0)
+        poll(&pollfd, 1, wait ? 1 : 0); /* workers and faults do not show there */
+    kv_vault_dispatch(rig->disk.vault);
+    return true;
+}
+
+void engine_rig_reopen_disk(struct engine_rig *rig) {
+    close_vault(rig);
+    disk_faults_free(rig->disk.faults);
+    rig->disk.faults = disk_faults_new();
+    open_vault(rig);
+    do {
+        kv_vault_turn(rig->disk.vault);
+        dispatch_disk(rig, true);
+    } while (kv_vault_is_scanning(rig->disk.vault));
 }
 
 void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options) {
@@ -167,6 +257,7 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
     ENGINE_RIG_CHECK(device_thread_start(pair->backend, pair->device, &rig->thread) == 0);
     engine.thread = rig->thread;
     open_below(rig);
+    open_disk(rig);
     engine.spill = rig->spill;
     engine.restores = rig->restores;
     engine.restore_always = true;
@@ -181,6 +272,7 @@ void engine_rig_close(struct engine_rig *rig) {
     engine_rig_check(rig);
     kv_restores_close(rig->restores);
     kv_spill_close(rig->spill);
+    close_disk(rig);
     kv_shelf_close(rig->shelf);
     kv_store_close(rig->store);
 }
@@ -222,6 +314,11 @@ bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait) {
             rig->copies.out[d].first->result = -EIO;
         }
     copies_dispatch(&rig->copies);
+    any |= dispatch_disk(rig, wait && !any && !are_out);
+    if (rig->restores)
+        any |= kv_restores_turn(rig->restores);
+    if (rig->disk.vault)
+        kv_vault_turn(rig->disk.vault);
     return any || are_out;
 }
 
@@ -242,6 +339,8 @@ void engine_rig_check(const struct engine_rig *rig) {
     }
     if (rig->shelf)
         ENGINE_RIG_CHECK(kv_shelf_check(rig->shelf) == NULL);
+    if (rig->disk.vault)
+        ENGINE_RIG_CHECK(kv_vault_check(rig->disk.vault) == NULL);
 }
 
 void engine_rig_check_is_idle(const struct engine_rig *rig) {

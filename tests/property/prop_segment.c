@@ -287,8 +287,7 @@ static void change_cap(struct world *w) {
     segment_set_cap(w->map, w->options.cap_bytes);
     while (segment_surplus(w->map, &s)) {
         w->n_surplus++;
-        CHECK(w->segments[s].state == SEGMENT_EMPTY || w->segments[s].state == SEGMENT_FOREIGN ||
-              w->segments[s].state == SEGMENT_BOUND);
+        CHECK(w->segments[s].state == SEGMENT_EMPTY || w->segments[s].state == SEGMENT_BOUND);
         for (uint32_t other = 0; other < w->options.n_segments_max; other++)
             if (w->segments[other].state == SEGMENT_BOUND)
                 CHECK(w->segments[s].state != SEGMENT_BOUND || n_taken(w, s) <= n_taken(w, other));

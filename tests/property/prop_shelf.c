@@ -143,7 +143,7 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     const struct backend *backend = backend_find("cpu");
     struct world *w = calloc(1, sizeof *w);
-    struct kv_shelf_options options = {.backend = backend};
+    struct kv_shelf_options options = {.backend = backend, .alignment = FORMAT_ALIGN_MIN};
 
     printf("seed %llu\n", (unsigned long long)seed);
     fflush(stdout);
@@ -164,7 +164,9 @@ int main(int argc, char **argv) {
         if (below(w, 200) == 0)
             kv_shelf_evict_bytes(w->shelf, below(w, 3) ? below(w, 6 * PAYLOAD) : UINT64_MAX);
         else if (below(w, 8) == 0)
-            kv_shelf_touch(w->shelf, &(struct kv_page_name){name_of(w, page).key, (uint32_t)page / 8, w->tokens[page]});
+            kv_shelf_touch(w->shelf, &(struct kv_page_name){.key = name_of(w, page).key,
+                                                            .page_idx = (uint32_t)page / 8,
+                                                            .tokens = w->tokens[page]});
         else if (below(w, 2))
             reserve(w, page, group);
         else

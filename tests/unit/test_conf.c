@@ -247,14 +247,25 @@ static void reading_is_bounded(void **state) {
     free(text);
 }
 
-static void lower_tiers_are_refused_not_ignored(void **state) {
+static void a_disk_tier_has_a_folder_and_room_for_32_segments(void **state) {
     struct config config = accepts("[kv]\nhost_bytes = 1GiB\ndisk_path =\n", NULL);
 
     (void)state;
+    assert_false(config_has_disk(&config));
     config_free(&config);
-    refuses("[kv]\ndisk_path = /x\n",
-            "a.conf:2: kv.disk_path: this version keeps pages on the device and in host memory");
-    refuses("[kv]\ndisk_bytes = 1GiB\n", "kv.disk_bytes");
+    refuses("[kv]\ndisk_path = /x\n", "a.conf:2: kv.disk_path = '/x' and no kv.disk_bytes");
+    refuses("[kv]\ndisk_bytes = 1GiB\n", "a.conf:2: kv.disk_bytes = 1073741824 and no kv.disk_path");
+    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 268435455\n",
+            "a.conf:3: kv.disk_bytes = 268435455 is too little: 32 segments of 8388608 bytes each are 268435456 bytes");
+    refuses("[kv]\ndisk_timeout = 99ms\n", "a.conf:2: kv.disk_timeout");
+    config = accepts("[kv]\ndisk_path = /x\ndisk_bytes = 256MiB\ndisk_write_bytes_per_day = 1TiB\n", NULL);
+    assert_true(config_has_disk(&config));
+    assert_int_equal(config.kv.disk_write_bytes_per_day, UINT64_C(1) << 40);
+    assert_int_equal(config.kv.disk_timeout_ms, 10000);
+    config_free(&config);
+    config = accepts("[kv]\ndisk_path = /x\ndisk_bytes = 256MiB\n", "kv.disk_bytes=0"); /* switched off */
+    assert_false(config_has_disk(&config));
+    config_free(&config);
 }
 
 static void keys_that_contradict_each_other_are_refused(void **state) {
@@ -409,7 +420,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(lines_that_are_nothing_are_refused),
         cmocka_unit_test(comments_blanks_and_carriage_returns_are_skipped),
         cmocka_unit_test(reading_is_bounded),
-        cmocka_unit_test(lower_tiers_are_refused_not_ignored),
+        cmocka_unit_test(a_disk_tier_has_a_folder_and_room_for_32_segments),
         cmocka_unit_test(keys_that_contradict_each_other_are_refused),
         cmocka_unit_test(the_built_in_drafter_is_for_the_built_in_model),
         cmocka_unit_test(what_is_printed_reads_back_the_same),

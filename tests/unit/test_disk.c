@@ -386,6 +386,7 @@ static void small_file_is_replaced_as_a_whole(void **state) {
     (void)state;
     rig_make_folder(&rig, "/tmp");
     assert_int_equal(disk_folder_open_in(&rig.folder, "inner", &inner), 0);
+    assert_int_equal(disk_folder_alignment(&inner), disk_folder_alignment(&rig.folder));
     assert_int_equal(disk_folder_read(&inner, "record", buffer, sizeof(buffer), &n), -ENOENT);
     assert_int_equal(disk_folder_replace(&inner, "record", "one", 3), 0);
     make_file(&(struct disk_rig){.folder = inner}, "record.new", 4096, 0600); /* what a crash leaves behind */
@@ -395,8 +396,12 @@ static void small_file_is_replaced_as_a_whole(void **state) {
     assert_memory_equal(buffer, "second", 6);
     assert_int_equal(disk_folder_read(&inner, "record", buffer, 6, &n), 0);
     assert_int_equal(disk_folder_read(&inner, "record", buffer, 5, &n), -EFBIG);
+    make_file(&(struct disk_rig){.folder = inner}, "other.new", 4096, 0600);
     assert_int_equal(disk_folder_list(&inner, count_name, &n_names), 0);
     assert_int_equal(n_names, 1);
+    disk_folder_clean(&inner);
+    assert_int_equal(faccessat(inner.fd, "other.new", F_OK, 0), -1);
+    assert_int_equal(faccessat(inner.fd, "record", F_OK, 0), 0);
     assert_int_equal(fchmodat(inner.fd, "record", 0644, 0), 0);
     assert_int_equal(disk_folder_read(&inner, "record", buffer, sizeof(buffer), &n), -EPERM);
     assert_int_equal(disk_folder_remove(&inner, "record"), 0);

@@ -98,6 +98,7 @@ static bool do_work(struct rig *rig) {
 static void drain(struct rig *rig) {
     while (come_home(rig, KV_COPY_SPILL, 0) || come_home(rig, KV_COPY_FETCH, 0) || do_work(rig))
         continue;
+    kv_restores_turn(rig->restores);
 }
 
 static void on_done(void *user, int result) {
@@ -108,7 +109,7 @@ static void on_done(void *user, int result) {
 }
 
 static void rig_open(struct rig *rig, const uint32_t device[KV_GROUP_N], uint32_t n_shelf_pages, uint32_t n_states) {
-    struct kv_shelf_options shelf = {0};
+    struct kv_shelf_options shelf = {.alignment = FORMAT_ALIGN_MIN};
     struct kv_spill_options spill = {.n_jobs = N_SPILLS, .n_pages_max = KV_RIG_PAGES_MAX};
     struct kv_restores_options restores = {.n_restores = N_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
 
@@ -180,7 +181,7 @@ static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint
         uint32_t n_pages = i == 0 ? n_first : n_second;
 
         assert_true(compute(rig, seq, n_pages));
-        kv_spill_start(rig->spill, &seq->lease, n_pages);
+        kv_spill_start(rig->spill, &seq->lease, n_pages, 7, KV_SPILL_TO_HOST);
         drain(rig);
     }
     kv_seq_deinit(seq, &rig->kv);
@@ -191,12 +192,13 @@ static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint
 
 static uint32_t lookup(const struct rig *rig, const struct kv_seq *seq) {
     struct kv_match match;
-    uint32_t n_device, n;
+    struct kv_found found;
 
-    n = kv_restores_lookup(rig->restores, seq->keys, seq->tokens, seq->n_pages, &n_device);
+    kv_restores_lookup(rig->restores, seq->keys, seq->tokens, seq->n_pages, &found);
     kv_store_lookup(rig->kv.store, seq->keys, seq->tokens, seq->n_pages, &match);
-    assert_int_equal(n_device, match.n_tokens);
-    return n / PAGE_TOKENS;
+    assert_int_equal(found.n_device_tokens, match.n_tokens);
+    assert_int_equal(found.n_disk_tokens, 0);
+    return found.n_tokens / PAGE_TOKENS;
 }
 
 static int start(struct rig *rig, const struct kv_seq *seq, uint32_t n_pages) {
@@ -315,13 +317,18 @@ static void a_batch_that_cannot_be_sent_fails_the_restore(void **state) {
     put_below(&rig, "abcdefghijklmnopqrst", 20, 20);
     kv_seq_init(&seq, &rig.kv, 1, "abcdefghijklmnopqrst");
     rig.refuses_copies = true;
-    assert_int_equal(start(&rig, &seq, 20), KV_RESTORE_E_FULL);
+    assert_int_equal(start(&rig, &seq, 20), 0);
+    assert_int_equal(rig.n_done, 0); /* never from inside */
+    assert_true(kv_restores_turn(rig.restores));
+    assert_int_equal(rig.n_done, 1);
+    assert_true(rig.result < 0);
+    kv_restore_end(rig.restore);
     check_is_home(&rig);
     rig.refuses_copies = false;
     assert_int_equal(start(&rig, &seq, 20), 0);
     rig.refuses_copies = true;
     assert_true(come_home(&rig, KV_COPY_FETCH, 0));
-    assert_int_equal(rig.n_done, 1);
+    assert_int_equal(rig.n_done, 2);
     assert_true(rig.result < 0);
     kv_restore_end(rig.restore);
     assert_int_equal(n_on_device(&rig), 0);
@@ -428,7 +435,7 @@ static void pages_on_their_way_down_stay_on_the_device(void **state) {
     rig_open(&rig, (uint32_t[KV_GROUP_N]){[KV_TARGET_FULL] = 8, [KV_TARGET_STATE] = 4}, 60, 4);
     kv_seq_init(&seq, &rig.kv, 1, "abcdef");
     assert_true(compute(&rig, &seq, 6));
-    kv_spill_start(rig.spill, &seq.lease, 6);
+    kv_spill_start(rig.spill, &seq.lease, 6, 7, KV_SPILL_TO_HOST);
     kv_seq_end(&seq, &rig.kv);
     kv_store_evict_all(rig.kv.store);
     kv_seq_init(&other, &rig.kv, 1, "uvwxyz");
@@ -458,7 +465,7 @@ static void a_spill_that_fails_is_not_found(void **state) {
     for (int way = 0; way < 3; way++) {
         rig.refuses_copies = way == 0;
         rig.refuses_work = way == 1;
-        kv_spill_start(rig.spill, &seq.lease, 6);
+        kv_spill_start(rig.spill, &seq.lease, 6, 7, KV_SPILL_TO_HOST);
         assert_int_equal(come_home(&rig, KV_COPY_SPILL, way == 2 ? -EIO : 0), way != 0);
         assert_int_equal(rig.n_works, 0);
         assert_true(kv_spill_is_idle(rig.spill));
@@ -568,7 +575,7 @@ static void act(struct rig *rig, struct user *u, uint64_t *random) {
         kv_seq_match(&u->seq, &rig->kv);
         n = u->seq.n_filled + 1 + below(random, u->seq.n_pages);
         if (n <= u->seq.n_pages && compute(rig, &u->seq, n))
-            kv_spill_start(rig->spill, &u->seq.lease, n);
+            kv_spill_start(rig->spill, &u->seq.lease, n, 7, KV_SPILL_TO_HOST);
     }
 }
 
@@ -596,6 +603,7 @@ static void whatever_happens_pages_hold_what_their_keys_say(void **state) {
             break;
         case 2:
             do_work(&rig);
+            kv_restores_turn(rig.restores);
             break;
         case 3:
             if (below(&random, 4) == 0)

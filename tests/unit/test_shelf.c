@@ -17,7 +17,7 @@ struct rig {
 
 static struct rig rig_open(uint32_t n_pages, uint32_t n_states) {
     struct rig rig = {.backend = backend_find("cpu")};
-    struct kv_shelf_options options = {.backend = rig.backend};
+    struct kv_shelf_options options = {.backend = rig.backend, .alignment = FORMAT_ALIGN_MIN};
 
     assert_int_equal(rig.backend->open(&(struct backend_options){.n_threads = 1}, &rig.device), 0);
     options.device = rig.device;
