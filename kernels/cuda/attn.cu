@@ -169,18 +169,20 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
     }
 
     /* Q as A operands, [warp][step][lane][16 bytes]; q rows beyond the last are zeros. */
-    for (int i = (int)threadIdx.x; i < TILE * (D / 2); i += THREADS) {
-        int r = i / (D / 2), d = i % (D / 2) * 2, q = tile * TILE + r;
-        uint32_t v = 0;
+#pragma unroll
+    for (int i = 0; i < 16 * (D / 8) / 32; i++) { /* a warp brings its own 16 rows, 8 elements per lane */
+        int piece = lane + i * 32, r = warp * 16 + piece / (D / 8), d = piece % (D / 8) * 8, q = tile * TILE + r;
+        uint4 v = {};
 
         if (q < n_q)
-            v = *(const uint32_t *)((const bf16 *)a->q +
-                                    ((size_t)(op.batch.seg_row[seg] + q / op.group) * (size_t)a->n_heads +
-                                     (size_t)(kv_head * op.group + q % op.group)) *
-                                        D +
-                                    d);
-        *(uint32_t *)(q_frags + (r / 16 * (D / 16) + d / 16) * 512 + (r % 8 * 4 + d % 8 / 2) * 16 +
-                      (r % 16 / 8 + d % 16 / 8 * 2) * 4) = v;
+            v = *(const uint4 *)((const bf16 *)a->q +
+                                 ((size_t)(op.batch.seg_row[seg] + q / op.group) * (size_t)a->n_heads +
+                                  (size_t)(kv_head * op.group + q % op.group)) *
+                                     D +
+                                 d);
+        for (int j = 0; j < 4; j++)
+            *(uint32_t *)(q_frags + (warp * (D / 16) + d / 16) * 512 + (r % 8 * 4 + j) * 16 +
+                          (r % 16 / 8 + d % 16 / 8 * 2) * 4) = (&v.x)[j];
     }
     __syncthreads();
 

@@ -4,6 +4,7 @@
 enum {
     THREADS = 256,
     PACK_THREADS = 512,
+    PACK_PIECES = 2,
     RED_STRIDE = UNIT_ROWS + 4, /* floats between two tokens of a partial sum; keeps banks apart */
     TILE_BLOCKS = 8,
     TILE_STAGES = 4,
@@ -15,7 +16,9 @@ enum {
 /* ---- packing ------------------------------------------------------------------------------------------------------ */
 
 __device__ static int count_rows(struct row_count count) {
-    return count.n_segs != NULL && *count.n_segs == 0 ? 0 : *count.n;
+    int n = *count.n, n_segs = count.n_segs != NULL ? *count.n_segs : 1; /* both loads at once */
+
+    return n_segs == 0 ? 0 : n;
 }
 
 /* 8 elements from column k on, those from n_cols on as zeros. */
@@ -38,51 +41,87 @@ __device__ static inline void load_row8(const struct gemm_rows &a, size_t row, i
         v[i] = k + i >= a.n_cols ? 0 : a.is_f32 ? ((const float *)a.x)[at + (size_t)i] : bf16_load(a.x, at + (size_t)i);
 }
 
-/* A CTA per row. */
+/* A CTA per row. Rows of up to 8 * PACK_THREADS * PACK_PIECES columns are read once. */
 __global__ static void __launch_bounds__(PACK_THREADS) pack_rows(struct gemm_rows a, char *packed) {
     __shared__ float sums[PACK_THREADS / 32];
-    int row = (int)blockIdx.x, src, lane, reg;
-    float scale = 1;
+    const int row = (int)blockIdx.x, per_pass = 8 * PACK_THREADS, first = 8 * (int)threadIdx.x;
+    float v[PACK_PIECES][8] = {}, scale = 1, sum = 0;
+    int src, lane = row % 8 * 4;
     char *dst;
 
     may_launch_next();
+    wait_for_previous();
     if (row >= count_rows(a.count))
         return;
     src = a.index != NULL ? a.index[row] : row;
-    if (a.norm != NULL && src >= 0) {
-        float sum = 0;
-
-        for (int k = 8 * (int)threadIdx.x; k < a.n_cols; k += 8 * PACK_THREADS) {
-            float v[8];
-
-            load_row8(a, (size_t)src, k, v);
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum = fmaf(v[i], v[i], sum);
-        }
-        scale = rsqrtf(cta_sum(sum, sums, PACK_THREADS) / (float)a.n_cols + a.eps);
-    }
     dst = packed + (size_t)(row / 16) * (size_t)a.n_steps * FRAG_BYTES;
-    lane = row % 8 * 4;
-    for (int k = 8 * (int)threadIdx.x; k < a.n_steps * 16; k += 8 * PACK_THREADS) {
-        float v[8] = {};
+    if (src >= 0) {
+#pragma unroll
+        for (int p = 0; p < PACK_PIECES; p++)
+            if (first + p * per_pass < a.n_cols)
+                load_row8(a, (size_t)src, first + p * per_pass, v[p]);
+        if (a.norm != NULL) {
+#pragma unroll
+            for (int p = 0; p < PACK_PIECES; p++)
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    sum = fmaf(v[p][i], v[p][i], sum);
+            for (int k = first + PACK_PIECES * per_pass; k < a.n_cols; k += per_pass) {
+                float more[8];
 
-        if (src >= 0)
-            load_row8(a, (size_t)src, k, v);
+                load_row8(a, (size_t)src, k, more);
+                for (int i = 0; i < 8; i++)
+                    sum = fmaf(more[i], more[i], sum);
+            }
+            scale = rsqrtf(cta_sum(sum, sums, PACK_THREADS) / (float)a.n_cols + a.eps);
+        }
+    }
+    auto store = [&](int k, float *x) {
+        const int reg = row % 16 / 8 * 2 + k % 16 / 8;
+
         if (a.norm != NULL)
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                v[i] = k + i < a.n_cols ? v[i] * scale * a.norm[k + i] : 0;
-        reg = row % 16 / 8 * 2 + k % 16 / 8;
+                x[i] = k + i < a.n_cols ? x[i] * scale * a.norm[k + i] : 0;
 #pragma unroll
         for (int i = 0; i < 4; i++)
             *(uint32_t *)(dst + (size_t)(k / 16) * FRAG_BYTES + (lane + i) * 16 + reg * 4) =
-                pack_bf16(v[2 * i], v[2 * i + 1]);
+                pack_bf16(x[2 * i], x[2 * i + 1]);
+    };
+
+#pragma unroll
+    for (int p = 0; p < PACK_PIECES; p++)
+        if (first + p * per_pass < a.n_steps * 16)
+            store(first + p * per_pass, v[p]);
+    for (int k = first + PACK_PIECES * per_pass; k < a.n_steps * 16; k += per_pass) {
+        float more[8] = {};
+
+        if (src >= 0)
+            load_row8(a, (size_t)src, k, more);
+        store(k, more);
     }
 }
 
+/* A launch that may begin before its predecessor has ended: the kernel waits itself. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static void launch_early(cudaStream_t stream, void (*kernel)(PARAMETERS...), int n_ctas, int n_threads, int bytes,
+                         bool is_early, const ARGUMENTS &...arguments) {
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = (unsigned)n_ctas;
+    config.blockDim = (unsigned)n_threads;
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = is_early ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 void gemm_pack(const struct launch *launch, const struct gemm_rows *rows, void *packed) {
-    pack_rows<<<(unsigned)rows->n_max, PACK_THREADS, 0, launch->stream>>>(*rows, (char *)packed);
+    launch_early(launch->stream, pack_rows, rows->n_max, PACK_THREADS, 0, true, *rows, (char *)packed);
 }
 
 /* ---- how K is cut ------------------------------------------------------------------------------------------------- */
@@ -270,6 +309,7 @@ template <int N_GROUPS> __global__ static void __launch_bounds__(THREADS, 1) ski
                                   copy_commit();
     };
 
+    may_launch_next();
     if (a.is_early) { /* the first weights are on their way before the kernel that packs x has ended */
         int n_early;
 
@@ -380,19 +420,8 @@ template <int N_GROUPS> static void launch_skinny(const struct launch *launch, c
     constexpr int bytes = skinny_bytes(N_GROUPS);
     static_assert(bytes <= SHARED_BYTES, "what open() asks the card for");
 
-    cudaLaunchAttribute early = {};
-    cudaLaunchConfig_t config = {};
-
     cudaFuncSetAttribute(skinny<N_GROUPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = (unsigned)min_int(n_items, CTAS);
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = bytes;
-    config.stream = launch->stream;
-    config.attrs = &early;
-    config.numAttrs = args->is_early ? 1 : 0;
-    cudaLaunchKernelEx(&config, skinny<N_GROUPS>, *args);
+    launch_early(launch->stream, skinny<N_GROUPS>, min_int(n_items, CTAS), THREADS, bytes, args->is_early, *args);
 }
 
 /* ---- many rows: tiles of 128 rows of W by 128 rows of x ------------------------------------------------------------
