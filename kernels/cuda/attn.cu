@@ -135,12 +135,14 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
     char *const q_frags = smem, *const k_block = smem + TILE * D * 2, *const v_block = k_block + KEYS * D * 2;
     const struct attn_args *a = &op.args;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, kv_head = (int)blockIdx.y;
-    const int n_segs = *op.batch.n_segs;
-    int tile = (int)blockIdx.x, seg, n_q, first_row, last_row;
+    int tile = (int)blockIdx.x, seg, n_segs, n_q, first_row, last_row;
     struct keys seen[2], mine[2][2]; /* of the tile, and of this thread's two q rows: context, block */
     int my_row[2], my_head[2];
     bool is_mine[2];
 
+    may_launch_next();
+    wait_for_previous();
+    n_segs = *op.batch.n_segs;
     for (seg = 0; seg < n_segs; seg++) { /* the tiles of a seg lie together */
         n_q = (op.batch.seg_row[seg + 1] - op.batch.seg_row[seg]) * op.group;
         if (tile < (n_q + TILE - 1) / TILE)
@@ -367,6 +369,8 @@ __global__ static void combine(struct attn_op op) {
     struct keys keys;
     int seg, j;
 
+    may_launch_next();
+    wait_for_previous();
     if (row >= batch_rows(op.batch))
         return;
     seg = op.batch.row_seg[row];
@@ -400,7 +404,7 @@ template <int D> static void launch_tiles(const struct launch *launch, const str
     dim3 grid((unsigned)op->n_tiles_max, (unsigned)op->args.n_kv_heads, op->is_split ? (unsigned)op->n_spans : 1);
 
     cudaFuncSetAttribute(attn<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    attn<D><<<grid, THREADS, (size_t)bytes, launch->stream>>>(*op);
+    launch_early(launch->stream, true, attn<D>, grid, THREADS, bytes, *op);
 }
 
 static void launch_attn(const struct launch *launch, const void *args) {
@@ -414,8 +418,8 @@ static void launch_attn(const struct launch *launch, const void *args) {
     else
         launch_tiles<64>(launch, &op);
     if (op.is_split)
-        combine<<<dim3((unsigned)op.batch.n_rows_max, (unsigned)op.args.n_heads), (unsigned)op.args.head_dim, 0,
-                  launch->stream>>>(op);
+        launch_early(launch->stream, true, combine, dim3((unsigned)op.batch.n_rows_max, (unsigned)op.args.n_heads),
+                     op.args.head_dim, 0, op);
 }
 
 /* -ENOTSUP: a head_dim other than 64, 128 and 256. */

@@ -234,6 +234,8 @@ __global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
     int row0, n_rows;
     char *state;
 
+    may_launch_next();
+    wait_for_previous();
     if (seg >= *op.batch.n_segs)
         return;
     row0 = op.batch.seg_row[seg];
@@ -294,7 +296,8 @@ static void launch_gdn(const struct launch *launch, const void *args) {
     const struct gdn_op *op = (const struct gdn_op *)args;
 
     cudaFuncSetAttribute(gdn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct gdn_shared));
-    gdn<<<(unsigned)(op->batch.n_segs_max * op->shape.hv), THREADS, sizeof(struct gdn_shared), launch->stream>>>(*op);
+    launch_early(launch->stream, true, gdn, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
+                 (int)sizeof(struct gdn_shared), *op);
     if (op->args.mode == GDN_ADVANCE)
         gdn_conv<<<dim3((unsigned)div_ceil((uint64_t)op->shape.conv_dim, 256), (unsigned)op->batch.n_segs_max), 256, 0,
                    launch->stream>>>(*op);

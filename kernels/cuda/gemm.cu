@@ -41,10 +41,12 @@ __device__ static inline void load_row8(const struct gemm_rows &a, size_t row, i
         v[i] = k + i >= a.n_cols ? 0 : a.is_f32 ? ((const float *)a.x)[at + (size_t)i] : bf16_load(a.x, at + (size_t)i);
 }
 
-/* A CTA per row. Rows of up to 8 * PACK_THREADS * PACK_PIECES columns are read once. */
+/* A CTA per row, whose first columns stay in registers between the norm and the writing; without a norm a CTA per piece
+ * of a row. */
 __global__ static void __launch_bounds__(PACK_THREADS) pack_rows(struct gemm_rows a, char *packed) {
     __shared__ float sums[PACK_THREADS / 32];
-    const int row = (int)blockIdx.x, per_pass = 8 * PACK_THREADS, first = 8 * (int)threadIdx.x;
+    const int row = (int)blockIdx.x, per_pass = 8 * PACK_THREADS * (int)gridDim.y;
+    const int first = 8 * ((int)blockIdx.y * PACK_THREADS + (int)threadIdx.x);
     float v[PACK_PIECES][8] = {}, scale = 1, sum = 0;
     int src, lane = row % 8 * 4;
     char *dst;
@@ -102,26 +104,12 @@ __global__ static void __launch_bounds__(PACK_THREADS) pack_rows(struct gemm_row
     }
 }
 
-/* A launch that may begin before its predecessor has ended: the kernel waits itself. */
-template <typename... PARAMETERS, typename... ARGUMENTS>
-static void launch_early(cudaStream_t stream, void (*kernel)(PARAMETERS...), int n_ctas, int n_threads, int bytes,
-                         bool is_early, const ARGUMENTS &...arguments) {
-    cudaLaunchAttribute early = {};
-    cudaLaunchConfig_t config = {};
-
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = (unsigned)n_ctas;
-    config.blockDim = (unsigned)n_threads;
-    config.dynamicSmemBytes = (size_t)bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = is_early ? 1 : 0;
-    cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 void gemm_pack(const struct launch *launch, const struct gemm_rows *rows, void *packed) {
-    launch_early(launch->stream, pack_rows, rows->n_max, PACK_THREADS, 0, true, *rows, (char *)packed);
+    const int n_pieces = (int)div_ceil((uint64_t)rows->n_steps * 16, 8 * PACK_THREADS);
+
+    launch_early(launch->stream, true, pack_rows,
+                 dim3((unsigned)rows->n_max, rows->norm != NULL ? 1 : (unsigned)n_pieces), PACK_THREADS, 0, *rows,
+                 (char *)packed);
 }
 
 /* ---- how K is cut ------------------------------------------------------------------------------------------------- */
@@ -421,7 +409,8 @@ template <int N_GROUPS> static void launch_skinny(const struct launch *launch, c
     static_assert(bytes <= SHARED_BYTES, "what open() asks the card for");
 
     cudaFuncSetAttribute(skinny<N_GROUPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    launch_early(launch->stream, skinny<N_GROUPS>, min_int(n_items, CTAS), THREADS, bytes, args->is_early, *args);
+    launch_early(launch->stream, args->is_early, skinny<N_GROUPS>, dim3((unsigned)min_int(n_items, CTAS)), THREADS,
+                 bytes, *args);
 }
 
 /* ---- many rows: tiles of 128 rows of W by 128 rows of x ------------------------------------------------------------

@@ -50,6 +50,8 @@ __global__ static void qk(struct qk_op op) {
     size_t qkv = (size_t)row * (size_t)a->qkv_stride;
     int pos;
 
+    may_launch_next();
+    wait_for_previous();
     if (row >= batch_rows(op.batch) || head >= a->n_heads + 2 * a->n_kv_heads)
         return;
     pos = row_pos(op.batch, row);
@@ -83,7 +85,7 @@ static void launch_qk(const struct launch *launch, const void *args) {
     dim3 grid((unsigned)op->batch.n_rows_max,
               (unsigned)div_ceil((uint64_t)(op->args.n_heads + 2 * op->args.n_kv_heads), WARPS));
 
-    qk<<<grid, WARPS * 32, 0, launch->stream>>>(*op);
+    launch_early(launch->stream, true, qk, grid, WARPS * 32, 0, *op);
 }
 
 int cuda_qk(struct program *program, const struct qk_args *args) {

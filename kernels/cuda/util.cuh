@@ -101,3 +101,21 @@ __device__ static inline void may_launch_next(void) {
 __device__ static inline void wait_for_previous(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+/* Launches a kernel so, if is_early; it must then begin with wait_for_previous(), but for what no kernel of a program
+ * writes. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline void launch_early(cudaStream_t stream, bool is_early, void (*kernel)(PARAMETERS...), dim3 grid,
+                                int n_threads, int shared_bytes, const ARGUMENTS &...arguments) {
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = (unsigned)n_threads;
+    config.dynamicSmemBytes = (size_t)shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = is_early ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, arguments...);
+}
