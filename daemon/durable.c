@@ -151,6 +151,47 @@ bool durable_drop(struct service *service, struct session *session, struct sessi
     return true;
 }
 
+/* Among those that were found damaged, or -1. */
+static int find_bad(const struct service *service, uid_t uid, struct span name) {
+    const struct session_files_found *found = &service->sessions_found;
+    char file[SESSION_FILES_NAME_BYTES];
+
+    if (found->n_bad == 0 || name.n > SESSION_RECORD_NAME_BYTES_MAX ||
+        session_files_name(&service->session_names, uid, name, file) != 0)
+        return -1;
+    for (uint32_t i = 0; i < found->n_bad; i++)
+        if (strcmp(found->bad[i].name, file) == 0)
+            return (int)i;
+    return -1;
+}
+
+enum proto_code durable_missing(const struct service *service, uid_t uid, struct span name, struct report *report) {
+    int bad = find_bad(service, uid, name);
+
+    if (bad < 0) {
+        report_line(report, "there is no session of this name; session.open makes one");
+        return PROTO_NOT_FOUND;
+    }
+    report_line(
+        report,
+        "the record of this session is damaged or cannot be read (%s/sessions/%s); put a copy back and start the "
+        "daemon anew, or let session.close remove it",
+        service->config.kv.disk_path, service->sessions_found.bad[bad].name);
+    return PROTO_CORRUPT;
+}
+
+bool durable_drop_damaged(struct service *service, uid_t uid, struct span name, struct session_wait *wait) {
+    struct session_files_found *found = &service->sessions_found;
+    int bad = find_bad(service, uid, name);
+    struct session_file *file;
+
+    if (bad < 0 || session_files_add(service->files, uid, name, &file) != 0)
+        return false;
+    session_files_remove(service->files, file, wait);
+    found->bad[bad] = found->bad[--found->n_bad];
+    return true;
+}
+
 bool durable_is(const struct session *session) {
     return session->file && session_file_is_durable(session->file);
 }

@@ -1,6 +1,9 @@
 /* durable: sessions outlive the process. Joins the sessions with their files: what of a session is written when, and what
  * becomes of the files at the start. Without a disk tier nothing is written, and nothing else changes. */
 #pragma once
+#include <sys/types.h>
+
+#include "proto.h"
 #include "report.h"
 #include "session_files.h"
 
@@ -19,6 +22,11 @@ void durable_close(struct service *service); /* nothing is out; before the sessi
 bool durable_keep(struct service *service, struct session *session, struct session_wait *wait);
 /* Drops the session, and its file. wait: NULL, or who is told; false: nothing is to be waited for. */
 bool durable_drop(struct service *service, struct session *session, struct session_wait *wait);
+/* Why there is no session of this name: NOT_FOUND, or CORRUPT: its record is damaged, or could not be read. The line says
+ * what to do. */
+enum proto_code durable_missing(const struct service *service, uid_t uid, struct span name, struct report *report);
+/* Removes such a record. False: there is none. */
+bool durable_drop_damaged(struct service *service, uid_t uid, struct span name, struct session_wait *wait);
 /* What it is now is on disk, or will be as far as one knows. */
 bool durable_is(const struct session *session);
 

@@ -305,8 +305,9 @@ static void submit(struct gen *gen) {
     }
     if (r != 0) {
         report_line(&gen->build.report,
-                    "%d tokens of prompt and up to %d of answer need more pages than the %u of the device",
-                    seq->n_prompt, seq->max_tokens, view.n_pages_max);
+                    "%d tokens of prompt and up to %d of answer need more pages than the %u of the device and %u of "
+                    "host memory",
+                    seq->n_prompt, seq->max_tokens, view.n_device_pages, view.n_host_pages);
         refuse_length(gen);
         return;
     }
@@ -356,13 +357,16 @@ static bool take_session(struct gen *gen) {
     const struct gen_params *p = gen->params;
     struct sessions *sessions = gen->service->sessions;
     struct session *session;
+    struct report report;
 
     gen->build.uid = sessions_namespace(sessions, gen->uid);
     if (p->session.n == 0)
         return sessions_root(sessions, gen->uid, &gen->build.root) == 0;
     session = sessions_find(sessions, gen->uid, p->session);
     if (!session) {
-        refuse(gen, PROTO_NOT_FOUND, "there is no session of this name; session.open makes one");
+        enum proto_code code = durable_missing(gen->service, gen->uid, p->session, &report);
+
+        refuse(gen, code, report.line);
         return false;
     }
     if (session->is_moving) {

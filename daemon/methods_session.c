@@ -24,6 +24,13 @@ void session_put_info(const struct call *call, const struct session *session) {
     put_session(call, session);
 }
 
+static void refuse_missing(const struct call *call, struct span name) {
+    struct report report;
+    enum proto_code code = durable_missing(call->service, conn_uid(call->conn), name, &report);
+
+    refuse(call, code, report.line);
+}
+
 struct session *session_named(const struct call *call, bool to_change) {
     struct span name = {0};
     struct session *session;
@@ -31,7 +38,7 @@ struct session *session_named(const struct call *call, bool to_change) {
     request_get_str(call->request, "name", &name);
     session = sessions_find(call->service->sessions, conn_uid(call->conn), name);
     if (!session) {
-        refuse(call, PROTO_NOT_FOUND, "there is no session of this name; session.open makes one");
+        refuse_missing(call, name);
         return NULL;
     }
     if (to_change && (session->user || session->is_moving)) {
@@ -59,12 +66,17 @@ void session_open(const struct call *call) {
     uid_t uid = conn_uid(call->conn);
     struct session *session = NULL;
     struct span name = {0};
+    struct report report;
     int r;
 
     request_get_str(call->request, "name", &name);
     session = sessions_find(sessions, uid, name);
     if (session) {
         session_put_info(call, session);
+        return;
+    }
+    if (durable_missing(call->service, uid, name, &report) == PROTO_CORRUPT) { /* a new one would take its place */
+        refuse(call, PROTO_CORRUPT, report.line);
         return;
     }
     r = sessions_make(sessions, uid, name, call->service->config.limits.sessions_per_uid, &session);
@@ -116,12 +128,30 @@ static void free_closing(struct errand *errand) {
     free(container_of(errand, struct closing, errand));
 }
 
-void session_close(const struct call *call) {
-    struct session *session = session_named(call, true);
-    struct closing *closing;
+/* False: nothing is to be waited for. */
+static bool drop(const struct call *call, struct session *session, struct session_wait *wait) {
+    struct span name = {0};
 
-    if (!session)
-        return;
+    if (session)
+        return durable_drop(call->service, session, wait);
+    request_get_str(call->request, "name", &name);
+    return durable_drop_damaged(call->service, conn_uid(call->conn), name, wait);
+}
+
+void session_close(const struct call *call) {
+    uid_t uid = conn_uid(call->conn);
+    struct session *session = NULL;
+    struct closing *closing;
+    struct span name = {0};
+    struct report report;
+
+    request_get_str(call->request, "name", &name);
+    if (durable_missing(call->service, uid, name, &report) != PROTO_CORRUPT ||
+        sessions_find(call->service->sessions, uid, name)) {
+        session = session_named(call, true);
+        if (!session)
+            return;
+    }
     closing = calloc(1, sizeof *closing);
     if (!closing) {
         refuse(call, PROTO_INTERNAL, "out of memory");
@@ -130,7 +160,7 @@ void session_close(const struct call *call) {
     closing->wait.done = on_removed;
     closing->errand.step = step_closing;
     closing->errand.free = free_closing;
-    if (durable_drop(call->service, session, &closing->wait)) {
+    if (drop(call, session, &closing->wait)) {
         call_later(call, &closing->errand);
         return;
     }

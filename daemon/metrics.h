@@ -45,6 +45,9 @@ enum metric {
     METRIC_EVICTIONS,
     METRIC_PUBLISHED, /* enum kv_group */
     METRIC_RESTORE_POINTS,
+    METRIC_STREAMING_PAGES, /* enum metric_tier */
+    METRIC_STREAMED_BYTES,
+    METRIC_STREAM_FENCES,
     METRIC_HOST_SLOTS, /* this and the next four: enum kv_group */
     METRIC_HOST_CLEAN,
     METRIC_HOST_FILLING,

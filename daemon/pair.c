@@ -219,8 +219,6 @@ static int open_tiers(struct pair *pair, const struct config *config, const stru
                                  (unsigned long long)config->kv.host_bytes, strerror(-r));
 }
 
-enum { PAGES_SHARE = 75, STATES_SHARE = 20, SLIDING_SHARE = 5 /* of kv.disk_bytes, in percent */ };
-
 int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
                    const struct kv_work *work, uint64_t (*now_us)(void),
                    void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user,
@@ -242,10 +240,11 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
 
     for (int g = 0; g < KV_GROUP_N; g++) {
         options.group[g].slot_bytes = (uint32_t)kv_shelf_slot_bytes(pair->shelf, (enum kv_group)g);
-        options.group[g].share = g == KV_TARGET_STATE ? STATES_SHARE
-                                 : g == KV_DRAFT_SLIDING
-                                     ? SLIDING_SHARE
-                                     : (uint32_t)div_ceil(PAGES_SHARE * pair->plan.model.slot_bytes[g], page_bytes);
+        options.group[g].share =
+            g == KV_TARGET_STATE ? MEMPLAN_DISK_STATES_SHARE
+            : g == KV_DRAFT_SLIDING
+                ? MEMPLAN_DISK_SLIDING_SHARE
+                : (uint32_t)div_ceil(MEMPLAN_DISK_PAGES_SHARE * pair->plan.model.slot_bytes[g], page_bytes);
         if (kv_shelf_memory(pair->shelf, (enum kv_group)g, &buffers[options.n_buffers].start,
                             &buffers[options.n_buffers].bytes))
             options.n_buffers++;
@@ -273,6 +272,8 @@ static int open_engine(struct pair *pair, const struct config *config, uint64_t 
                                      .thread = pair->thread,
                                      .spill = pair->spill,
                                      .restores = config->kv.restore == CONFIG_RESTORE_NEVER ? NULL : pair->restores,
+                                     .shelf = pair->plan.region_spans > 0 ? pair->shelf : NULL,
+                                     .region_spans = pair->plan.region_spans,
                                      .restore_always = config->kv.restore == CONFIG_RESTORE_ALWAYS,
                                      .n_places = pair->plan.max_seqs,
                                      .n_seqs_max = 2 * pair->plan.max_seqs + 65536, /* sched.queue_max may change */

@@ -158,7 +158,8 @@ static void answer_park(struct park *park, uint64_t n_freed) {
     const struct pair *pair = &park->errand.service->pair;
     const struct session *session = park->session;
     struct found found = service_find(park->errand.service, session->keys, session->tokens, sessions_n_pages(session));
-    int n_below = found.host + found.disk, n_disk = n_on_disk(pair, session);
+    bool is_used = park->errand.service->config.kv.restore != CONFIG_RESTORE_NEVER;
+    int n_below = found.host + found.disk, n = found.device + n_below, n_disk = n_on_disk(pair, session);
     struct call call;
     int refusal;
 
@@ -166,10 +167,10 @@ static void answer_park(struct park *park, uint64_t n_freed) {
         return;
     call = call_of_errand(&park->errand, &refusal);
     begin(&call, 4);
-    put_int(call.out, "tokens", found.device + n_below);
+    put_int(call.out, "tokens", is_used ? n : found.device);
     put_int(call.out, "bytes", (int64_t)n_freed);
-    put_cstr(call.out, "tier", n_disk > 0 && n_disk >= n_below ? "disk" : n_below > 0 ? "host" : "none");
-    put_bool(call.out, "durable", durable_is(session) && n_disk >= n_below);
+    put_cstr(call.out, "tier", n > 0 && n_disk >= n ? "disk" : n_below > 0 ? "host" : "none");
+    put_bool(call.out, "durable", durable_is(session) && n_disk >= n);
     call_answer(&call);
 }
 

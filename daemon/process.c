@@ -96,7 +96,9 @@ static void leave_what_hangs(struct process *p) {
 static bool is_all_over(struct process *p) {
     struct service *service = &p->service;
 
-    return !service->errands && (service_is_quiet(service) || p->is_lost) && durable_is_idle(service);
+    if (p->is_lost) /* what waits for the device waits for good */
+        return durable_is_idle(service);
+    return !service->errands && service_is_quiet(service) && durable_is_idle(service);
 }
 
 /* Requests first; then sessions are put on disk; then what is on its way comes home. */
@@ -117,7 +119,7 @@ static void step_drain(struct process *p) {
     }
     if (gens_count(service->gens) == 0 && !service->laters && is_all_over(p))
         close_all(p);
-    else if (now >= p->drain_until_us + HANG_US && !p->is_lost && service_is_quiet(service))
+    else if (now >= p->drain_until_us + HANG_US && (p->is_lost || service_is_quiet(service)))
         leave_what_hangs(p);
 }
 
@@ -203,7 +205,7 @@ static void on_tick(uv_timer_t *timer) {
     gens_tick(service->gens);
     check_device(p);
     step_drain(p);
-    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0)
+    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0 && !service->errands)
         uv_timer_stop(&p->tick); /* a process that does nothing uses no CPU */
 }
 
@@ -244,7 +246,7 @@ static void on_turn(uv_prepare_t *prepare) {
         tiers_turn(service);
     } while (service_turn(service));
     start_retrying(p);
-    if (gens_count(service->gens) > 0)
+    if (gens_count(service->gens) > 0 || service->errands) /* these have deadlines */
         start_ticking(p);
     step_drain(p);
 }

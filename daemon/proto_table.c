@@ -110,8 +110,8 @@ static const struct proto_field park_fields[] = {
     {"tokens", "int", "of its conversation that its next turn need not compute again"},
     {"bytes", "int", "of the device that became free; what other sessions share stays"},
     {"tier", "string",
-     "where they all are now: \"disk\" or \"host\"; \"none\": no tier below the device has them, and the next "
-     "turn computes its whole prompt"},
+     "where they all are now: \"disk\" or \"host\"; \"none\": no tier below the device has them, and what other "
+     "sessions do not share is computed again"},
     {"durable", "bool", "they outlive the daemon, and so does the session"},
 };
 static const struct proto_param lookup_params[] = {

@@ -111,6 +111,10 @@ static void update_engine(struct service *service) {
     metrics_set(m, METRIC_QUEUED, 0, v.n_waiting);
     metrics_set(m, METRIC_RUNNING, 0, v.n_running);
     metrics_set(m, METRIC_PREEMPTED, 0, v.n_leaving);
+    metrics_set(m, METRIC_STREAMING_PAGES, METRIC_TIER_DEVICE, v.n_stays);
+    metrics_set(m, METRIC_STREAMING_PAGES, METRIC_TIER_HOST, v.n_streamed);
+    metrics_set(m, METRIC_STREAMED_BYTES, 0, (int64_t)v.streamed_bytes);
+    metrics_set(m, METRIC_STREAM_FENCES, 0, (int64_t)v.n_fences);
 }
 
 static void update_store(struct service *service) {

@@ -82,7 +82,7 @@ bool sessions_have_room(const struct sessions *s, uid_t uid, int64_t n, int n_ma
 }
 
 int sessions_n_pages(const struct session *session) {
-    return min_int(session->n / PAGE_TOKENS, (int)session->pin.n_pages_max);
+    return min_int(session->n / PAGE_TOKENS, (int)session->pin.n_pages_max - 1); /* its last one is not a whole one */
 }
 
 static void session_free(struct session *session) {

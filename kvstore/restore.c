@@ -44,6 +44,7 @@ struct kv_restore {
     struct item *items; /* [n_items_max], by page */
     uint32_t n_items, n_done;
     uint32_t next_read, next_copy; /* before which no item is ON_DISK, ON_HOST */
+    uint32_t next_far;             /* from next_read to here none is ON_HOST */
     struct reading readings[READS_MAX];
     uint32_t n_reading;
     struct kv_copy_batch batch;
@@ -315,6 +316,20 @@ static void on_read(struct kv_vault_read *read, int result) {
 
 /* ---- copying -------------------------------------------------------------------------------------------------------- */
 
+static void add_copy(struct kv_restore *restore, uint32_t i) {
+    struct kv_store *store = restore->restores->options.store;
+    struct item *item = &restore->items[i];
+
+    if (item->state != ITEM_ON_HOST)
+        return;
+    item->state = ITEM_COPYING;
+    restore->batch_items[restore->batch.n] = i;
+    restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
+        kv_store_slot(store, item->group, item->slot), item->src, store->group[item->group].slot_bytes};
+}
+
+/* What has been read, and then what the shelf had from the beginning: pinned there, it may be in the way of what is still
+ * to be read. */
 static void copy_some(struct kv_restore *restore) {
     struct kv_restores_options *o = &restore->restores->options;
     bool is_gap = false;
@@ -322,21 +337,16 @@ static void copy_some(struct kv_restore *restore) {
     if (restore->is_sending || restore->error != 0)
         return;
     restore->batch.n = 0;
-    for (uint32_t i = restore->next_copy; restore->batch.n < KV_COPIES_MAX && i < restore->n_items; i++) {
-        struct item *item = &restore->items[i];
-
-        is_gap = is_gap || item->state == ITEM_ON_DISK || item->state == ITEM_READING;
-        if (item->state == ITEM_ON_HOST) {
-            item->state = ITEM_COPYING;
-            restore->batch_items[restore->batch.n] = i;
-            restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
-                kv_store_slot(o->store, item->group, item->slot), item->src, o->store->group[item->group].slot_bytes};
-        }
+    for (uint32_t i = restore->next_copy; restore->batch.n < KV_COPIES_MAX && i < restore->next_read; i++) {
+        is_gap = is_gap || restore->items[i].state == ITEM_READING;
+        add_copy(restore, i);
         if (!is_gap)
             restore->next_copy = i + 1;
-        else if (i >= restore->next_read)
-            break; /* nothing beyond has been read */
     }
+    if (restore->next_far < restore->next_read)
+        restore->next_far = restore->next_read;
+    for (; restore->batch.n < KV_COPIES_MAX && restore->next_far < restore->n_items; restore->next_far++)
+        add_copy(restore, restore->next_far);
     if (restore->batch.n == 0)
         return;
     restore->is_sending = o->copier.submit(o->copier.user, &restore->batch) == 0;
@@ -387,12 +397,14 @@ static int publish(struct kv_restore *restore) {
     return 0;
 }
 
-/* What is used leaves the shelf later than what is not, and from its end. */
+/* What is used leaves shelf and disk later than what is not, and from its end. */
 static void touch_chain(const struct kv_restore *restore) {
     for (uint32_t page = restore->n_pages; page-- > 0;) {
         struct kv_page_name name = name_of(restore->keys, restore->tokens, page);
 
         kv_shelf_touch(restore->restores->options.shelf, &name);
+        if (restore->restores->vault)
+            kv_vault_touch(restore->restores->vault, &name);
     }
 }
 
@@ -474,7 +486,7 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     restore->on_done = on_done;
     restore->user = user;
     restore->error = 0;
-    restore->n_items = restore->n_done = restore->next_read = restore->next_copy = 0;
+    restore->n_items = restore->n_done = restore->next_read = restore->next_copy = restore->next_far = 0;
     restore->n_held = kv_lease_hold_prefix(&restore->lease, keys, tokens, n_pages);
     if (!take_all(restore) || restore->n_items == 0) {
         give_back(restore);

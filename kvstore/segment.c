@@ -388,26 +388,66 @@ void segment_removed(struct segment_map *map, uint32_t segment) {
     put_unbound(map, segment, SEGMENT_ABSENT);
 }
 
-bool segment_surplus(const struct segment_map *map, uint32_t *ret_segment) {
-    const uint32_t *in_state = map->counts.n_in_state;
-    uint64_t n = (uint64_t)map->options.n_segments_max - in_state[SEGMENT_ABSENT] - in_state[SEGMENT_RETIRED];
-    uint32_t fewest = NONE, least = NONE;
+static uint64_t n_of(const struct segment_map *map, enum kv_group group) {
+    const uint32_t *in_state = map->counts.group[group].n_in_state;
 
-    if (n * map->options.segment_bytes <= map->options.cap_bytes)
-        return false;
+    return (uint64_t)in_state[SEGMENT_PREPARING] + in_state[SEGMENT_SCANNING] + in_state[SEGMENT_BOUND];
+}
+
+static bool has_too_many(const struct segment_map *map, enum kv_group group) {
+    return n_of(map, group) * map->options.segment_bytes > map->options.group[group].cap_bytes;
+}
+
+/* The bound segment of one of these groups with the fewest taken slots, or NONE. */
+static uint32_t least_of(const struct segment_map *map, const bool is_asked[KV_GROUP_N]) {
+    uint32_t least = NONE;
+
     for (uint32_t s = 0; s < map->options.n_segments_max; s++) {
         const struct segment *segment = &map->segments[s];
 
-        if (segment->state == SEGMENT_EMPTY) {
-            *ret_segment = s;
-            return true;
-        }
-        if (segment->state == SEGMENT_BOUND && segment->n_taken < fewest) {
-            fewest = segment->n_taken;
+        if (segment->state == SEGMENT_BOUND && is_asked[segment->group] &&
+            (least == NONE || segment->n_taken < map->segments[least].n_taken))
             least = s;
-        }
     }
+    return least;
+}
+
+bool segment_surplus(const struct segment_map *map, uint32_t *ret_segment) {
+    const uint32_t *in_state = map->counts.n_in_state;
+    uint64_t n = (uint64_t)map->options.n_segments_max - in_state[SEGMENT_ABSENT] - in_state[SEGMENT_RETIRED];
+    bool is_over[KV_GROUP_N], is_any[KV_GROUP_N];
+    uint32_t least;
+
+    if (n * map->options.segment_bytes <= map->options.cap_bytes)
+        return false;
+    if (in_state[SEGMENT_EMPTY] > 0) {
+        *ret_segment = first_in_state(map, SEGMENT_EMPTY);
+        return true;
+    }
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        is_over[g] = has_too_many(map, (enum kv_group)g);
+        is_any[g] = true;
+    }
+    least = least_of(map, is_over);
+    if (least == NONE)
+        least = least_of(map, is_any);
     if (least == NONE) /* all are in preparation or scanned: later */
+        return false;
+    *ret_segment = least;
+    return true;
+}
+
+bool segment_excess(const struct segment_map *map, enum kv_group group, uint32_t *ret_segment) {
+    bool is_asked[KV_GROUP_N];
+    uint32_t least;
+
+    if ((n_of(map, group) + 1) * map->options.segment_bytes > map->options.group[group].cap_bytes)
+        return false;
+    for (int g = 0; g < KV_GROUP_N; g++)
+        is_asked[g] = g != (int)group && (has_too_many(map, (enum kv_group)g) ||
+                                          (n_of(map, group) == 0 && n_of(map, (enum kv_group)g) > 1));
+    least = least_of(map, is_asked);
+    if (least == NONE)
         return false;
     *ret_segment = least;
     return true;

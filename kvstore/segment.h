@@ -84,8 +84,12 @@ void segment_retire(struct segment_map *map, uint32_t segment);  /* any that has
 void segment_removed(struct segment_map *map, uint32_t segment); /* retired, and all slots given back */
 
 /* False: the files that are not retired fit under the cap, or no more of them can go. Else which of them shall go first;
- * never a foreign one. */
+ * never a foreign one, and none of a group that has no more than it may if another has. */
 bool segment_surplus(const struct segment_map *map, uint32_t *ret_segment);
+
+/* For a group that gets no segment: whether others have one that is due to it, because they have more than they may, or it
+ * has none and they have several. The one with the fewest taken slots; when those are given back it can be prepared. */
+bool segment_excess(const struct segment_map *map, enum kv_group group, uint32_t *ret_segment);
 
 enum segment_state segment_state(const struct segment_map *map, uint32_t segment);
 uint32_t segment_n_taken(const struct segment_map *map, uint32_t segment);

@@ -59,6 +59,13 @@ static int open_disk(struct kv_vault *vault) {
     return r;
 }
 
+/* One segment at least. */
+static uint64_t share_of(const struct kv_vault *vault, enum kv_group group, uint64_t bytes) {
+    uint32_t percent = vault->options.group[group].share;
+
+    return max_u64(bytes / 100 * percent + bytes % 100 * percent / 100, vault->segment_bytes);
+}
+
 static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
     const struct kv_vault_options *o = &vault->options;
     struct segment_options segments = {.n_segments_max = vault->n_segments_max,
@@ -74,8 +81,8 @@ static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
             continue;
         if (o->group[g].slot_bytes % vault->alignment != 0)
             return -EINVAL;
-        segments.group[g].cap_bytes = max_u64(o->disk_bytes / 100 * o->group[g].share, vault->segment_bytes);
-        n_records += max_u64(most / 100 * o->group[g].share, vault->segment_bytes) / o->group[g].slot_bytes;
+        segments.group[g].cap_bytes = share_of(vault, (enum kv_group)g, o->disk_bytes);
+        n_records += share_of(vault, (enum kv_group)g, most) / o->group[g].slot_bytes;
     }
     if (n_records >= KV_NO_RECORD / 2)
         return -EINVAL;
@@ -204,6 +211,13 @@ uint32_t vault_n_to_blank(const struct kv_vault *vault) {
     return n;
 }
 
+bool vault_is_blanking(const struct kv_vault *vault) {
+    for (int i = 0; i < VAULT_BLANKS; i++)
+        if (vault->blanks[i].is_busy ? !vault->blanks[i].op.is_late : vault->n_to_blank > 0)
+            return true;
+    return false;
+}
+
 bool vault_has_room(const struct kv_vault *vault) {
     uint32_t n = vault->n_to_blank;
 
@@ -295,6 +309,7 @@ uint64_t kv_vault_purge(struct kv_vault *vault, uint32_t uid) {
     uint64_t n_dropped = 0;
 
     vault_purge_saves(vault, uid);
+    vault_drop_outdated(vault);
     if (vault->scan_state != VAULT_SCAN_DONE) { /* what is found from now on was written before */
         if (vault->n_purged < VAULT_PURGES)
             vault->purged[vault->n_purged] = uid;
@@ -510,6 +525,15 @@ bool kv_vault_is_quiet(const struct kv_vault *vault) {
 
     disk_stats(vault->disk, &disk);
     return !kv_vault_is_saving(vault) && vault->n_work == 0 && disk.n_out == disk.n_out_late;
+}
+
+void kv_vault_touch(struct kv_vault *vault, const struct kv_page_name *name) {
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        uint32_t record = catalog_find(vault->catalog, &name->key, name->page_idx, (enum kv_group)g);
+
+        if (record != KV_NO_RECORD)
+            catalog_touch(vault->catalog, record);
+    }
 }
 
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats) {

@@ -97,6 +97,9 @@ bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name,
 /* Keeps it from leaving, so that it can be read later. False: it is not there. */
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record);
 void kv_vault_unpin(struct kv_vault *vault, uint32_t record);
+/* As if it had just come, in all its groups. Who uses a chain touches it from its end to its beginning, so that it leaves
+ * from its end. */
+void kv_vault_touch(struct kv_vault *vault, const struct kv_page_name *name);
 
 struct kv_vault_read { /* embedded in who waits */
     /* 0: the shelf has it CLEAN now, and keeps it at least until this call returns. Else it will not come: -EBADMSG: what

@@ -92,6 +92,7 @@ struct vault_segment {
     uint64_t first_tick; /* of what is not synced; 0: all is */
     uint64_t next_tick;  /* the same of what came during a sync */
     uint64_t synced_tick;
+    uint64_t bound_sequence;  /* of its head: what was written into it before is nobody's */
     bool is_syncing, is_late; /* a sync is out; past its deadline */
     bool is_outdated;         /* foreign, but ours of another geometry: makes room when there is none */
 };
@@ -210,6 +211,7 @@ void vault_unguard(struct kv_vault *vault, uint32_t record);
 /* A taken slot without a record: the same. */
 void vault_blank(struct kv_vault *vault, enum kv_group group, uint32_t slot);
 uint32_t vault_n_to_blank(const struct kv_vault *vault);
+bool vault_is_blanking(const struct kv_vault *vault); /* a slot comes free soon */
 /* False: what is to be blanked must be so before another record can be put. */
 bool vault_has_room(const struct kv_vault *vault);
 /* It leaves so that its slot can be written anew at once. */
@@ -236,6 +238,7 @@ bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group);
 void vault_stored_in(struct kv_vault *vault, uint32_t segment, uint32_t bytes);
 void vault_retire(struct kv_vault *vault, uint32_t segment); /* it takes no new pages */
 void vault_files_turn(struct kv_vault *vault);               /* files that are too many, or retired and empty, go */
+void vault_drop_outdated(struct kv_vault *vault);            /* files of which nobody knows whose pages they hold */
 bool vault_has_late_sync(const struct kv_vault *vault);
 void vault_sync_turn(struct kv_vault *vault);
 uint64_t vault_sync_due_us(const struct kv_vault *vault);          /* 0: nothing is to be synced */

@@ -156,6 +156,14 @@ bool vault_is_reading(const struct kv_vault *vault) {
     return false;
 }
 
+/* Its place may never come free. */
+static bool has_late_fetch(const struct kv_vault *vault) {
+    for (int i = 0; i < VAULT_READS; i++)
+        if (vault->fetches[i].is_busy && vault->fetches[i].op.is_late)
+            return true;
+    return false;
+}
+
 static struct vault_fetch *free_fetch(struct kv_vault *vault) {
     for (int i = 0; i < VAULT_READS; i++)
         if (!vault->fetches[i].is_busy)
@@ -191,7 +199,7 @@ int kv_vault_read(struct kv_vault *vault, const struct kv_page_name *name, enum 
     view = catalog_look(vault->catalog, record);
     full.uid = view.uid;
     if (!fetch || kv_shelf_reserve(vault->options.shelf, &full, group, &fetch->shelf_record, &payload) != 0)
-        return KV_VAULT_E_BUSY;
+        return has_late_fetch(vault) ? KV_VAULT_E_OFF : KV_VAULT_E_BUSY;
     kv_breaker_admits(&vault->breaker, &fetch->ticket); /* it is ready */
     catalog_pin(vault->catalog, record);
     fetch->is_busy = true;

@@ -254,6 +254,8 @@ static void write_header(struct kv_vault *vault, const struct vault_write *write
 enum taken { TAKEN, TAKE_LATER, TAKE_NEVER };
 
 static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_t *ret_slot) {
+    if (!vault_has_room(vault))
+        return vault_is_blanking(vault) ? TAKE_LATER : TAKE_NEVER;
     for (;;) {
         int r = segment_take(vault->segments, group, vault->save.near[group], ret_slot);
         uint32_t oldest;
@@ -264,7 +266,7 @@ static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_
             return TAKE_LATER;
         oldest = catalog_oldest(vault->catalog, group);
         if (oldest == KV_NO_RECORD) /* what is to be blanked comes free soon */
-            return vault_n_to_blank(vault) > 0 ? TAKE_LATER : TAKE_NEVER;
+            return vault_is_blanking(vault) ? TAKE_LATER : TAKE_NEVER;
         vault_evict(vault, oldest);
     }
 }
@@ -300,7 +302,7 @@ static bool write_page(struct kv_vault *vault, uint32_t shelf_record, enum kv_gr
 
     if (!write || !kv_breaker_is_ready(&vault->breaker))
         return false;
-    taken = vault_has_room(vault) ? take_slot(vault, group, &entry.slot) : TAKE_LATER;
+    taken = take_slot(vault, group, &entry.slot);
     if (taken != TAKEN) {
         if (taken == TAKE_NEVER) {
             vault->stats.n_skipped_full++;
@@ -423,7 +425,7 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 /* True: it is answered. */
 static bool step_flush(struct kv_vault *vault, struct kv_vault_flush *flush, bool has_failed) {
     if (!flush->is_written && vault->n_saves_done >= flush->n_saves && vault->n_alls_done >= flush->n_alls &&
-        vault_n_to_blank(vault) == 0) {
+        !vault_is_blanking(vault)) {
         flush->is_written = true;
         flush->tick = vault->tick;
     }
@@ -441,7 +443,8 @@ static void flush_turn(struct kv_vault *vault) {
     for (struct kv_vault_flush **at = &vault->flushes; *at;) {
         struct kv_vault_flush *flush = *at;
         bool has_failed = vault->n_failed_syncs != flush->n_failed_syncs || vault->breaker.state == KV_BREAKER_OPEN ||
-                          vault->write_off_until_us != 0 || vault_has_late_sync(vault);
+                          vault->write_off_until_us != 0 || vault_has_late_sync(vault) ||
+                          (!vault_is_blanking(vault) && vault_n_to_blank(vault) > 0);
 
         if (!step_flush(vault, flush, has_failed)) {
             at = &flush->next;

@@ -54,14 +54,16 @@ static void take_head(struct kv_vault *vault, uint32_t s, const void *block, int
     struct format_segment head;
     int r = result == 0 ? format_segment_read(block, &head) : FORMAT_E_FOREIGN; /* unread is not ours to overwrite */
 
-    if (r == FORMAT_E_FREE || r == FORMAT_E_BAD) {
+    if (r == FORMAT_E_FREE || r == FORMAT_E_BAD) { /* what lies behind it is not to be found again: another file */
         segment_found_empty(vault->segments, s);
+        segment_retire(vault->segments, s);
         return;
     }
     if (r == 0 && memcmp(head.store_id, o->store_id, sizeof o->store_id) == 0 && head.segment == s &&
         head.segment_bytes == vault->segment_bytes && head.first_offset == vault->alignment &&
         head.slot_bytes == o->group[head.group].slot_bytes) {
         segment_found(vault->segments, s, head.group);
+        vault->segment[s].bound_sequence = head.write_sequence;
         vault->write_sequence = max_u64(vault->write_sequence, head.write_sequence);
         return;
     }
@@ -112,6 +114,8 @@ static void heads_turn(struct kv_vault *vault) {
     }
     if (vault->n_scans_out > 0)
         return;
+    if (vault->n_purged > 0)
+        vault_drop_outdated(vault);
     vault->scan_state = VAULT_SCAN_SLOTS;
     vault->scan_segment = UINT32_MAX;
     vault->scan_slot = vault->scan_end = 0;
@@ -159,6 +163,7 @@ static void take_header(struct kv_vault *vault, uint32_t segment, uint32_t slot,
         return;
     }
     if (memcmp(header.store_id, o->store_id, sizeof o->store_id) != 0 || header.group != vault->scan_group ||
+        header.write_sequence < vault->segment[segment].bound_sequence ||
         format_slot_bytes(header.payload_bytes, vault->alignment) != o->group[header.group].slot_bytes ||
         (kv_group_is_draft(header.group) && memcmp(header.drafter, o->drafter, sizeof o->drafter) != 0)) {
         vault->stats.n_scan_foreign++;

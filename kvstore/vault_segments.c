@@ -13,7 +13,7 @@ enum {
 
 /* ---- files ---------------------------------------------------------------------------------------------------------- */
 
-/* Without space for another file the store goes on with those that it has, if the group has any. */
+/* Without space for another file the store goes on with those that it has, if there are any. */
 static void fail_file(struct kv_vault *vault, int error) {
     struct vault_file *file = &vault->file;
     bool has_file = vault->disk && disk_segment_exists(vault->disk, file->segment);
@@ -28,7 +28,7 @@ static void fail_file(struct kv_vault *vault, int error) {
     vault_report(vault, file->ticket, &file->is_reported,
                  vault_is_no_space(error) || error == -EEXIST ? KV_BREAKER_WORKED : KV_BREAKER_FAILED);
     segment_stats(vault->segments, &stats);
-    if (!has_file && vault_is_no_space(error) && stats.group[file->group].n_segments > 0) {
+    if (!has_file && vault_is_no_space(error) && stats.bytes > 0) {
         vault->stats.n_write_errors++;
         vault->no_file_until_us = vault->options.now_us() + NO_FILE_US;
         segment_set_cap(vault->segments, stats.bytes);
@@ -66,6 +66,7 @@ static void write_head(struct kv_vault *vault) {
     int r;
 
     memcpy(head.store_id, vault->options.store_id, sizeof head.store_id);
+    vault->segment[file->segment].bound_sequence = head.write_sequence;
     format_segment_write(&head, file->block);
     file->op = (struct disk_op){.kind = DISK_WRITE,
                                 .segment = file->segment,
@@ -91,6 +92,15 @@ static void on_added(struct disk_op *op) {
 
 /* Files of this store with slots of other sizes hold what no model that runs here can use: they go before anything is
  * evicted for want of space. */
+void vault_drop_outdated(struct kv_vault *vault) {
+    for (uint32_t s = 0; s < vault->n_segments_max; s++)
+        if (vault->segment[s].is_outdated) {
+            vault->segment[s].is_outdated = false;
+            segment_reclaim(vault->segments, s);
+            segment_retire(vault->segments, s);
+        }
+}
+
 static bool reclaim_outdated(struct kv_vault *vault) {
     for (uint32_t s = 0; s < vault->n_segments_max; s++)
         if (vault->segment[s].is_outdated) {
@@ -110,6 +120,26 @@ static void forget_unsynced(struct kv_vault *vault, uint32_t s) {
     segment->first_tick = segment->next_tick = 0;
 }
 
+/* Everything in it leaves; what is pinned goes when it is unpinned. */
+static void empty_segment(struct kv_vault *vault, uint32_t s) {
+    for (uint32_t r = 0; (r = catalog_next(vault->catalog, r)) != KV_NO_RECORD; r++)
+        if (catalog_look(vault->catalog, r).segment == s)
+            vault_evict(vault, r);
+}
+
+/* Also of files that are there: those that cannot be used, then those that are due to the group. */
+static int find_segment(struct kv_vault *vault, enum kv_group group, uint32_t *ret_segment) {
+    uint32_t s;
+    int r;
+
+    while ((r = segment_prepare(vault->segments, group, ret_segment)) == SEGMENT_E_FULL && reclaim_outdated(vault))
+        ;
+    if (r != SEGMENT_E_FULL || !segment_excess(vault->segments, group, &s))
+        return r;
+    empty_segment(vault, s);
+    return segment_prepare(vault->segments, group, ret_segment);
+}
+
 bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group) {
     struct vault_file *file = &vault->file;
     int r;
@@ -122,8 +152,7 @@ bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group) {
         vault->no_file_until_us = 0;
         segment_set_cap(vault->segments, vault->options.disk_bytes);
     }
-    while ((r = segment_prepare(vault->segments, group, &file->segment)) == SEGMENT_E_FULL && reclaim_outdated(vault))
-        ;
+    r = find_segment(vault, group, &file->segment);
     if (r != 0)
         return r == SEGMENT_E_BUSY;
     kv_breaker_admits(&vault->breaker, &file->ticket); /* it is ready */
@@ -178,13 +207,6 @@ static void remove_retired(struct kv_vault *vault) {
         vault->removal.is_busy = disk_submit(vault->disk, &vault->removal.op, vault->options.now_us()) == 0;
         vault->removal.next = s + 1;
     }
-}
-
-/* Everything in it leaves; what is pinned goes when it is unpinned. */
-static void empty_segment(struct kv_vault *vault, uint32_t s) {
-    for (uint32_t r = 0; (r = catalog_next(vault->catalog, r)) != KV_NO_RECORD; r++)
-        if (catalog_look(vault->catalog, r).segment == s)
-            vault_evict(vault, r);
 }
 
 /* A store that may have less than before gives up files, those first that hold nothing. */

@@ -25,7 +25,8 @@ struct attn_op {
     int n_spans;   /* that a row may have, the block's included */
     bool is_split; /* a CTA per span */
     int n_tiles_max;
-    float *parts; /* [rows, heads, is_split ? n_spans : 1, head_dim + 2]: max, sum, output */
+    float
+        *parts; /* [rows, heads, is_split ? n_spans : 1, head_dim + 2]: max, sum, output; kept between runs of spans */
 };
 
 /* Context keys are positions; block keys are rows of the seg. [lo, hi), empty if lo >= hi. */
@@ -189,8 +190,15 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
     __syncthreads();
 
     struct part total[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
-    int n_context = op.n_spans - (a->block_k != NULL), span = op.is_split ? (int)blockIdx.z : 0;
-    int span_end = op.is_split ? span + 1 : op.n_spans;
+    const struct attn_spans spans = a->spans != NULL ? *a->spans : (struct attn_spans){0, ATTN_SPANS_END};
+    const int n_context = op.n_spans - (a->block_k != NULL);
+    int span = op.is_split ? (int)blockIdx.z : spans.begin;
+    int span_end = op.is_split ? span + 1 : spans.end == ATTN_SPANS_END ? op.n_spans : min(spans.end, n_context);
+
+    for (int i = 0; i < 2 && spans.begin > 0; i++) /* what earlier runs have left; the output lies there too */
+        if (is_mine[i])
+            total[i] = *(const struct part *)(op.parts +
+                                              ((size_t)my_row[i] * (size_t)a->n_heads + (size_t)my_head[i]) * (D + 2));
 
     for (; span < span_end; span++) {
         const bool is_block = span == n_context;
@@ -341,6 +349,13 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
     }
     if (op.is_split)
         return;
+    if (spans.end != ATTN_SPANS_END) {
+        for (int i = 0; i < 2; i++)
+            if (is_mine[i] && lane % 4 == 0)
+                *(struct part *)(op.parts + ((size_t)my_row[i] * (size_t)a->n_heads + (size_t)my_head[i]) * (D + 2)) =
+                    total[i];
+        return;
+    }
     for (int i = 0; i < 2; i++) {
         size_t at = (size_t)my_row[i] * (size_t)a->n_heads + (size_t)my_head[i];
         const float *src = op.parts + at * (D + 2);
@@ -437,7 +452,8 @@ int cuda_attn(struct program *program, const struct attn_args *args) {
     op.n_tiles_max = (int)div_ceil((uint64_t)op.batch.n_rows_max * (uint64_t)op.group, TILE) + op.batch.n_segs_max;
     part_bytes = (size_t)(args->head_dim + 2) * sizeof(float);
     n_parts = (size_t)op.batch.n_rows_max * (size_t)args->n_heads;
-    op.is_split = op.batch.n_rows_max <= SPLIT_ROWS_MAX && n_parts * (size_t)op.n_spans * part_bytes <= SPLIT_BYTES_MAX;
+    op.is_split = args->spans == NULL && op.batch.n_rows_max <= SPLIT_ROWS_MAX &&
+                  n_parts * (size_t)op.n_spans * part_bytes <= SPLIT_BYTES_MAX;
     return cuda_program_add(program, launch_attn, &op, sizeof op,
                             n_parts * (op.is_split ? (size_t)op.n_spans : 1) * part_bytes);
 }

@@ -237,10 +237,18 @@ static int cuda_notify(struct stream *stream, int eventfd) {
     return cuda_result(stream->device, cudaLaunchHostFunc(stream->cuda, write_eventfd, notice));
 }
 
-static int cuda_program_run(struct stream *stream, struct program *program) {
+static int run_parts(struct stream *stream, struct program *program, int part, int part_end) {
     if (stream->kind != STREAM_COMPUTE && stream->kind != STREAM_AUX)
         return -EINVAL;
-    return cuda_program_launch(program, stream->device, stream->cuda);
+    return cuda_program_launch(program, stream->device, stream->cuda, part, part_end);
+}
+
+static int cuda_program_run(struct stream *stream, struct program *program) {
+    return run_parts(stream, program, 0, cuda_program_n_parts(program));
+}
+
+static int cuda_program_run_part(struct stream *stream, struct program *program, int part) {
+    return run_parts(stream, program, part, part + 1);
 }
 
 extern "C" {
@@ -274,6 +282,7 @@ const struct backend backend_cuda = {
     .program_end = cuda_program_end,
     .program_free = cuda_program_free,
     .program_run = cuda_program_run,
+    .program_run_part = cuda_program_run_part,
 
     .embed = cuda_embed,
     .linear = cuda_linear,

@@ -26,8 +26,8 @@ enum {
 /* ---- backend_cuda.cu: 0, -ENOMEM, or -EIO, after which the device counts as lost. */
 int cuda_result(struct device *device, cudaError_t error);
 
-/* ---- program.cu: recording. `launch` enqueues the kernels of one op; it runs once, while the program's graph is
- * captured. Scratch is 256-byte aligned and shared by all ops; counters are zero before and must be zero after an op. */
+/* ---- program.cu: recording. `launch` enqueues the kernels of one op; it runs once, while its part of the
+ * program is captured. Scratch is 256-byte aligned and shared by all ops; counters are zero before and must be zero after an op. */
 enum { COUNTERS_MAX = 16 * 1024 };
 struct launch {
     cudaStream_t stream;
@@ -39,11 +39,12 @@ int cuda_program_add(struct program *program, cuda_launch_fn *fn, const void *ar
                      size_t scratch_bytes);
 
 int cuda_program_begin(struct device *device, struct program **ret_program);
-int cuda_program_cut(struct program *program, int layer);
+int cuda_program_cut(struct program *program);
 int cuda_program_join(struct program *program);
 int cuda_program_end(struct program *program);
 void cuda_program_free(struct program *program);
-int cuda_program_launch(struct program *program, struct device *device, cudaStream_t stream);
+int cuda_program_n_parts(const struct program *program); /* 0 before it has ended */
+int cuda_program_launch(struct program *program, struct device *device, cudaStream_t stream, int part, int part_end);
 
 /* ---- weight.cu */
 int cuda_weight_pack(struct device *device, const struct weight_desc *desc, struct weight **ret_weight);

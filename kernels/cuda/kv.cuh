@@ -16,23 +16,26 @@ __host__ __device__ static inline size_t kv_elem_bytes(enum dtype dtype) {
     return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_E4M3 ? 1 : 2;
 }
 
-/* One token's row [head_dim] in a page. */
+/* One token's row [head_dim] in a page, or in what the ring holds of it. */
 __device__ static inline char *kv_row(const struct kv_view &kv, int page, int layer, enum kv_half half, int head,
                                       int pos) {
-    size_t tile = ((size_t)layer * 2 + (size_t)half) * (size_t)kv.n_kv_heads + (size_t)head;
+    size_t tile = (size_t)half * (size_t)kv.n_kv_heads + (size_t)head,
+           layer_bytes = kv.page_bytes / (size_t)kv.n_layers;
+    char *segment = page < 0 ? (char *)kv.ring + (size_t)~page * layer_bytes
+                             : (char *)kv.arena + (size_t)page * kv.page_bytes + (size_t)layer * layer_bytes;
 
-    return (char *)kv.arena + (size_t)page * kv.page_bytes +
-           (tile * PAGE_TOKENS + (size_t)(pos % PAGE_TOKENS)) * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
+    return segment + (tile * PAGE_TOKENS + (size_t)(pos % PAGE_TOKENS)) * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
 }
 
-/* Writes one head's K or V of the token at pos, by one warp. A position whose page is gone (null page) is dropped. */
+/* Writes one head's K or V of the token at pos, by one warp. A position whose page is gone (null page) is dropped; a page
+ * that is not on the device is complete. */
 __device__ static inline void kv_write(const struct kv_view &kv, int slot, int layer, enum kv_half half, int head,
                                        int pos, const float *x) {
     int page = kv_page_of(kv, slot, pos);
     float scale = half == KV_K ? kv.k_scale[layer] : kv.v_scale[layer];
     char *dst = kv_row(kv, page, layer, half, head, pos);
 
-    if (page == 0)
+    if (page <= 0)
         return;
     for (int i = (int)threadIdx.x % 32; i < kv.head_dim; i += 32) {
         float v = x[i] / scale;

@@ -1,6 +1,6 @@
-/* program: a recorded pass. Ops are kept as launch functions with copies of their arguments; program_end captures all of
- * them into one graph, which program_run launches. Aux ops run in their place in the chain, so joins need nothing; cuts
- * are counted marks, for nothing acts between layers yet. */
+/* program: a recorded pass. Ops are kept as launch functions with copies of their arguments; program_end captures each
+ * part, what lies between two cuts, into a graph of its own. Aux ops run in their place in the chain, so joins need
+ * nothing. */
 #include "cuda.cuh"
 
 #include <errno.h>
@@ -10,6 +10,7 @@
 struct entry {
     cuda_launch_fn *fn;
     void *args;
+    int part; /* cuts before it */
 };
 
 struct program {
@@ -18,8 +19,9 @@ struct program {
     int n_entries, n_entries_max;
     size_t scratch_bytes;
     char *mem; /* counters, then scratch */
-    cudaGraphExec_t graph;
-    int error; /* first failure while recording */
+    int n_cuts;
+    cudaGraphExec_t *graphs; /* [n_cuts + 1] */
+    int error;               /* first failure while recording */
     bool has_ended;
 };
 
@@ -45,6 +47,7 @@ static int add(struct program *program, cuda_launch_fn *fn, void *args) {
         program->entries = entries;
         program->n_entries_max = n_max;
     }
+    program->entries[program->n_entries].part = program->n_cuts;
     program->entries[program->n_entries].fn = fn;
     program->entries[program->n_entries++].args = args;
     return 0;
@@ -72,16 +75,18 @@ int cuda_program_add(struct program *program, cuda_launch_fn *fn, const void *ar
     return program->error;
 }
 
-int cuda_program_cut(struct program *program, int layer) {
-    (void)layer;
-    return program->has_ended ? -EINVAL : program->error;
+int cuda_program_cut(struct program *program) {
+    if (program->has_ended)
+        return -EINVAL;
+    program->n_cuts++;
+    return program->error;
 }
 
 int cuda_program_join(struct program *program) {
     return program->has_ended ? -EINVAL : program->error;
 }
 
-static int capture(struct program *program) {
+static int capture(struct program *program, int part) {
     struct device *device = program->device;
     struct launch launch = {device->load, program->mem + COUNTER_BYTES, (unsigned *)program->mem};
     cudaGraph_t graph = NULL;
@@ -92,17 +97,18 @@ static int capture(struct program *program) {
     if (r < 0)
         return r;
     for (int i = 0; i < program->n_entries; i++)
-        program->entries[i].fn(&launch, program->entries[i].args);
+        if (program->entries[i].part == part)
+            program->entries[i].fn(&launch, program->entries[i].args);
     error = cudaGetLastError(); /* of a launch that was refused */
     r = cuda_result(device, cudaStreamEndCapture(device->load, &graph));
     if (r == 0)
         r = cuda_result(device, error);
     if (r == 0)
-        r = cuda_result(device, cudaGraphInstantiate(&program->graph, graph, 0));
+        r = cuda_result(device, cudaGraphInstantiate(&program->graphs[part], graph, 0));
     if (graph != NULL)
         cudaGraphDestroy(graph);
     if (r == 0)
-        r = cuda_result(device, cudaGraphUpload(program->graph, device->load));
+        r = cuda_result(device, cudaGraphUpload(program->graphs[part], device->load));
     if (r == 0)
         r = cuda_result(device, cudaStreamSynchronize(device->load));
     return r;
@@ -116,13 +122,14 @@ int cuda_program_end(struct program *program) {
         return -EINVAL;
     if (program->error != 0)
         return program->error;
-    r = cuda_result(program->device, cudaMalloc((void **)&program->mem, bytes));
+    program->graphs = (cudaGraphExec_t *)calloc((size_t)program->n_cuts + 1, sizeof *program->graphs);
+    r = program->graphs == NULL ? -ENOMEM : cuda_result(program->device, cudaMalloc((void **)&program->mem, bytes));
     if (r == 0)
         r = cuda_result(program->device, cudaMemsetAsync(program->mem, 0, bytes, program->device->load));
     if (r == 0)
         r = cuda_result(program->device, cudaStreamSynchronize(program->device->load));
-    if (r == 0)
-        r = capture(program);
+    for (int part = 0; r == 0 && part <= program->n_cuts; part++)
+        r = capture(program, part);
     program->has_ended = r == 0;
     return r;
 }
@@ -130,8 +137,10 @@ int cuda_program_end(struct program *program) {
 void cuda_program_free(struct program *program) {
     if (program == NULL)
         return;
-    if (program->graph != NULL)
-        cudaGraphExecDestroy(program->graph);
+    for (int part = 0; program->graphs != NULL && part <= program->n_cuts; part++)
+        if (program->graphs[part] != NULL)
+            cudaGraphExecDestroy(program->graphs[part]);
+    free(program->graphs);
     cudaFree(program->mem);
     for (int i = 0; i < program->n_entries; i++)
         free(program->entries[i].args);
@@ -139,8 +148,16 @@ void cuda_program_free(struct program *program) {
     free(program);
 }
 
-int cuda_program_launch(struct program *program, struct device *device, cudaStream_t stream) {
-    if (!program->has_ended || program->device != device)
+int cuda_program_n_parts(const struct program *program) {
+    return program->has_ended ? program->n_cuts + 1 : 0;
+}
+
+int cuda_program_launch(struct program *program, struct device *device, cudaStream_t stream, int part, int part_end) {
+    int r = 0;
+
+    if (program->device != device || part < 0 || part >= part_end || part_end > cuda_program_n_parts(program))
         return -EINVAL;
-    return cuda_result(device, cudaGraphLaunch(program->graph, stream));
+    for (; r == 0 && part < part_end; part++)
+        r = cuda_result(device, cudaGraphLaunch(program->graphs[part], stream));
+    return r;
 }

@@ -36,7 +36,6 @@ def daemons(request, folder_of_all):
             one.wait_ready()
         return one
 
-    start.started = started
     yield start
     for one in started:
         one.stop(one.status)

@@ -60,19 +60,14 @@ def test_a_conversation_goes_on_after_restart_and_kill_with_the_same_tokens(daem
                 before = client.call("session.info", {"name": name})
                 wait_until(lambda: client.call("cache.flush") is not None and not unwritten(one))
             end(one)
-        with daemon(**disk).connect() as client:
+        one = daemon(**disk)
+        with one.connect() as client:
             assert only_tokens(client.call("session.info", {"name": name})) == only_tokens(before)
-        restart_all(daemon)
+        one.stop()
 
 
 def unwritten(one):
     return one.metrics()["spillway_sessions_unwritten"]
-
-
-def restart_all(daemon):
-    for one in daemon.started:
-        if one.process.poll() is None:
-            one.stop()
 
 
 def test_what_is_older_than_two_seconds_is_there_after_a_kill(daemon, disk):
@@ -162,6 +157,22 @@ def test_a_damaged_record_is_told_and_harms_no_other(daemon, disk):
     assert f"file=sessions/{first.name} reason=damaged" in log and f"file=sessions/{second.name} reason=damaged" in log
     assert "event=sessions.loaded n=1 damaged=2" in log
     assert first.read_bytes() == content
+    with one.connect() as client:
+        whole = client.call("session.list")["sessions"][0]["name"]
+        for name in set("abc") - {whole}:  # never taken for one that was not there, and never written over
+            for method, params in (("session.open", {"name": name}), ("session.info", {"name": name}),
+                                   ("session.park", {"name": name}), ("gen.start", {"session": name, "prompt": "x"})):
+                with pytest.raises(spillway.Corrupt) as refused:
+                    client.call(method, params)
+                assert str(disk["kv.disk_path"]) in refused.value.message
+        assert first.read_bytes() == content
+        for name in set("abc") - {whole}:
+            client.call("session.close", {"name": name})
+            assert client.call("session.open", {"name": name})["n_tokens"] == 0
+        wait_until(lambda: records(disk) == [first, second, third])
+    one.stop()
+    with daemon(**disk).connect() as client:
+        assert len(client.call("session.list")["sessions"]) == 3
 
 
 def test_sessions_of_another_vocabulary_wait_for_their_model(daemon, disk, tmp_path):
@@ -251,7 +262,8 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
-    one = daemon(**{"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB"})
+    settings = {"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB", "kv.host_bytes": "64MiB"}
+    one = daemon(**settings)
     with one.connect() as client:
         client.call("session.open", {"name": "a"})
         talk(client, "a", TURNS[0])
@@ -272,9 +284,10 @@ def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
         wait_until(lambda: client.call("session.info", {"name": "a"})["durable"])
         assert one.log().count("event=sessions.durable") == 1
     kill(one)
-    with daemon(**{"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB"}).connect() as client:
+    one = daemon(**settings)
+    with one.connect() as client:
         assert client.call("session.info", {"name": "a"})["n_tokens"] == n_tokens
-    restart_all(daemon)
+    one.stop()
 
 
 def test_a_folder_that_vanishes_costs_durability_only(daemon, disk):

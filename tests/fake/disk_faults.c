@@ -177,6 +177,10 @@ void disk_faults_add(struct disk_faults *faults, enum disk_call call, struct dis
     faults->script[call][faults->n_script[call]++] = fault;
 }
 
+uint32_t disk_faults_n_waiting(const struct disk_faults *faults, enum disk_call call) {
+    return faults->n_script[call] - faults->n_played[call];
+}
+
 void disk_faults_always(struct disk_faults *faults, enum disk_call call, struct disk_fault fault) {
     faults->always[call] = fault;
 }

@@ -24,6 +24,7 @@ struct disk_queue *disk_faults_wrap(void *user, struct disk_queue *queue);
 
 /* For the next call of this kind that has no fault yet. */
 void disk_faults_add(struct disk_faults *faults, enum disk_call call, struct disk_fault fault);
+uint32_t disk_faults_n_waiting(const struct disk_faults *faults, enum disk_call call); /* that no call has had yet */
 /* For every call of this kind without one; all zero: none again. */
 void disk_faults_always(struct disk_faults *faults, enum disk_call call, struct disk_fault fault);
 

@@ -260,6 +260,8 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
     open_disk(rig);
     engine.spill = rig->spill;
     engine.restores = rig->restores;
+    engine.shelf = options->region_spans > 0 ? rig->shelf : NULL;
+    engine.region_spans = options->region_spans;
     engine.restore_always = true;
     ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
 }

@@ -35,6 +35,7 @@ struct engine_rig_options {
     double draft_min_accept;
     int n_below[KV_GROUP_N]; /* slots of a host tier; none of target_full: there is no such tier */
     uint64_t disk_bytes;     /* of a disk tier below that, in a folder of its own under /tmp; 0: there is none */
+    int region_spans;        /* of the ring, if seqs that are too large for the device stream from it; else 0 */
 };
 
 struct engine_rig {

@@ -3,6 +3,7 @@
  * time has come that the vault named. For cmocka. */
 #pragma once
 #include "disk_rig.h"
+#include "fast_folder.h"
 #include "key.h"
 #include "vault.h"
 
@@ -76,7 +77,7 @@ static inline void vr_init_in(struct vault_rig *rig, const char *under) {
 }
 
 static inline void vr_init(struct vault_rig *rig) {
-    vr_init_in(rig, "/tmp");
+    vr_init_in(rig, fast_folder());
 }
 
 static inline void vr_open_shelf(struct vault_rig *rig) {
@@ -172,6 +173,10 @@ static inline struct kv_vault_stats *vr_look(const struct vault_rig *rig) {
     return &stats;
 }
 
+static inline uint32_t vr_n_held(const struct vault_rig *rig) {
+    return rig->faults ? disk_faults_n_held(rig->faults) : 0;
+}
+
 static inline void vr_check(const struct vault_rig *rig) {
     const char *wrong = kv_vault_check(rig->vault);
 
@@ -192,6 +197,7 @@ static inline void vr_step(struct vault_rig *rig) {
     struct pollfd pollfd = {.fd = kv_vault_fd(rig->vault), .events = POLLIN};
 
     if (rig->faults) { /* they answer without a wake-up */
+        poll(&pollfd, 1, vr_look(rig)->disk.n_out > vr_n_held(rig) ? 1 : 0);
         workers_dispatch(rig->workers);
         kv_vault_dispatch(rig->vault);
         vr_turn(rig);
@@ -221,7 +227,7 @@ static inline bool vr_is_busy(const struct vault_rig *rig) {
     struct kv_vault_stats stats = vr_stats(rig);
 
     return kv_vault_is_saving(rig->vault) || stats.n_to_blank > 0 || stats.is_scanning ||
-           stats.disk.n_out > stats.disk.n_out_late || workers_n_out(rig->workers) > 0;
+           stats.disk.n_out > vr_n_held(rig) || workers_n_out(rig->workers) > 0;
 }
 
 static inline void vr_settle(struct vault_rig *rig) {
@@ -247,8 +253,8 @@ static inline void vr_quiesce(struct vault_rig *rig) {
     for (int i = 0;; i++) {
         assert_true(i < 20000);
         vr_turns(rig, 1);
-        if (vr_look(rig)->disk.n_out <= (rig->faults ? disk_faults_n_held(rig->faults) : 0) &&
-            workers_n_out(rig->workers) == 0)
+        if (vr_look(rig)->disk.n_out <= vr_n_held(rig) && workers_n_out(rig->workers) == 0 &&
+            (rig->next_us == 0 || rig->next_us > vr_clock_us))
             return;
         usleep(100);
     }

@@ -9,7 +9,7 @@ struct mode {
 static void open_rig(void **state, struct vault_rig *rig) {
     const struct mode *mode = *state;
 
-    vr_init(rig);
+    vr_init_in(rig, mode ? "/tmp" /* on a real file system */ : fast_folder());
     if (mode) {
         rig->options.no_ring = mode->no_ring;
         rig->options.no_direct = mode->no_direct;

@@ -43,6 +43,7 @@ static void seal(struct block *block) {
 }
 
 static void check_slot(const struct block *block) {
+    static const uint8_t payload[65536]; /* of a slot as large as the one that make_whole() makes */
     struct format_slot slot, again;
     struct block copy, copy_again;
     int e = format_slot_read(block, &slot);
@@ -53,6 +54,9 @@ static void check_slot(const struct block *block) {
     assert((uint32_t)slot.group < KV_GROUP_N && slot.page_idx < INT32_MAX / PAGE_TOKENS);
     assert(slot.draft_first_page <= slot.page_idx + 1);
     assert(format_slot_bytes(slot.payload_bytes, FORMAT_ALIGN_MIN) >= FORMAT_BLOCK_BYTES + slot.payload_bytes);
+    if (format_slot_bytes(slot.payload_bytes, FORMAT_ALIGN_MIN) == FORMAT_BLOCK_BYTES + sizeof payload)
+        assert(format_slot_verify(&slot, payload) ==
+               (slot.payload_checksum == format_checksum(payload, slot.payload_bytes) ? 0 : FORMAT_E_PAYLOAD));
     format_slot_write(&slot, &copy);
     assert(format_slot_read(&copy, &again) == 0);
     format_slot_write(&again, &copy_again);

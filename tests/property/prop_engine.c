@@ -319,6 +319,7 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
      0,
      {0},
+     0,
      0},
     /* many places, few pages, drafting is given up and taken up again */
     {6,
@@ -329,6 +330,7 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 14, [KV_TARGET_STATE] = 16, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 30},
      1.3,
      {0},
+     0,
      0},
     /* room for all */
     {4,
@@ -339,6 +341,7 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100},
      0,
      {0},
+     0,
      0},
     /* states are what is short */
     {2,
@@ -349,6 +352,7 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 30, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 20},
      0,
      {0},
+     0,
      0},
     /* a host tier that holds it all, below pools that force preemption */
     {3,
@@ -359,6 +363,7 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
      0,
      {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100},
+     0,
      0},
     /* a host tier that is small itself, below scarce states */
     {4,
@@ -369,6 +374,7 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 40, [KV_TARGET_STATE] = 9, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 10},
      0,
      {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4},
+     0,
      0},
     /* a disk below a small host tier, below pools that force preemption */
     {3,
@@ -379,7 +385,8 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
      0,
      {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 12, [KV_DRAFT_SLIDING] = 8},
-     DISK_BYTES},
+     DISK_BYTES,
+     0},
     /* a disk below a host tier that only just passes it on, below room for all */
     {4,
      CONTEXT,
@@ -389,7 +396,30 @@ static const struct engine_rig_options CONFIGS[] = {
      {[KV_TARGET_FULL] = 60, [KV_TARGET_STATE] = 20, [KV_DRAFT_FULL] = 60, [KV_DRAFT_SLIDING] = 40},
      0,
      {[KV_TARGET_FULL] = 9, [KV_TARGET_STATE] = 2, [KV_DRAFT_FULL] = 5, [KV_DRAFT_SLIDING] = 3},
-     DISK_BYTES},
+     DISK_BYTES,
+     0},
+    /* a device that the longer seqs do not fit: they stream */
+    {3,
+     CONTEXT,
+     64,
+     96,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 5, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 8},
+     0,
+     {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4},
+     0,
+     2},
+    /* the same, with a first page that stays and is shared, in host memory that holds one such seq */
+    {4,
+     CONTEXT,
+     64,
+     128,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 7, [KV_TARGET_STATE] = 20, [KV_DRAFT_FULL] = 16, [KV_DRAFT_SLIDING] = 20},
+     0,
+     {[KV_TARGET_FULL] = 4, [KV_TARGET_STATE] = 8, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4},
+     0,
+     4},
 };
 
 int main(int argc, char **argv) {
@@ -432,11 +462,14 @@ int main(int argc, char **argv) {
         if (w->rig.restores)
             kv_restores_stats(w->rig.restores, &restores);
         printf("pools %zu: %d finished, %d ended by the caller, %d tokens, %d of prompts cached, %d drafts accepted, "
-               "%llu preemptions, %llu replayed, %llu restores, %llu failed, %llu pages from disk, %d without space\n",
+               "%llu preemptions, %llu replayed, %llu restores, %llu failed, %llu pages from disk, %llu KiB streamed, "
+               "%d without space\n",
                i, w->n_finished, w->n_ended, w->n_tokens, w->n_cached, w->n_accepted,
                (unsigned long long)view.n_preemptions, (unsigned long long)view.n_replay_rows,
                (unsigned long long)restores.n_done, (unsigned long long)restores.n_failed,
-               (unsigned long long)restores.n_disk_pages, w->n_no_space);
+               (unsigned long long)restores.n_disk_pages, (unsigned long long)(view.streamed_bytes >> 10),
+               w->n_no_space);
+        CHECK(view.streamed_bytes == 0 || CONFIGS[i].region_spans > 0);
         fflush(stdout);
         engine_rig_close(&w->rig);
         free(w);

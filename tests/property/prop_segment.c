@@ -73,13 +73,19 @@ static bool has_room(const struct world *w, enum kv_group group) {
     return false;
 }
 
+static uint32_t n_own(const struct world *w, enum kv_group group) {
+    return n_of(w, group, SEGMENT_PREPARING) + n_of(w, group, SEGMENT_SCANNING) + n_of(w, group, SEGMENT_BOUND);
+}
+
+static bool has_too_many(const struct world *w, enum kv_group group) {
+    return n_own(w, group) * (uint64_t)UNIT > w->options.group[group].cap_bytes;
+}
+
 /* Of the state that the group may have next, or ABSENT for a new file; false: none. */
 static bool may_prepare(const struct world *w, enum kv_group group, enum segment_state *ret_from) {
-    uint64_t n_own =
-        n_of(w, group, SEGMENT_PREPARING) + n_of(w, group, SEGMENT_SCANNING) + n_of(w, group, SEGMENT_BOUND);
     bool is_empty = false, is_idle = false;
 
-    if ((n_own + 1) * UNIT > w->options.group[group].cap_bytes)
+    if ((n_own(w, group) + 1) * (uint64_t)UNIT > w->options.group[group].cap_bytes)
         return false;
     for (uint32_t s = 0; s < w->options.n_segments_max; s++) {
         is_empty |= w->segments[s].state == SEGMENT_EMPTY;
@@ -89,6 +95,25 @@ static bool may_prepare(const struct world *w, enum kv_group group, enum segment
     if (is_empty || is_idle)
         return (uint64_t)n_files(w) * UNIT <= w->options.cap_bytes;
     return n_files(w) < w->options.n_segments_max && (uint64_t)(n_files(w) + 1) * UNIT <= w->options.cap_bytes;
+}
+
+static bool gives(const struct world *w, enum kv_group from, enum kv_group to) {
+    return from != to && (has_too_many(w, from) || (n_own(w, to) == 0 && n_own(w, from) > 1));
+}
+
+static void compare_excess(const struct world *w, enum kv_group group) {
+    uint32_t s, fewest = UINT32_MAX;
+    bool is_due = (n_own(w, group) + 1) * (uint64_t)UNIT <= w->options.group[group].cap_bytes;
+    bool has_found = segment_excess(w->map, group, &s);
+
+    for (uint32_t other = 0; other < w->options.n_segments_max; other++)
+        if (w->segments[other].state == SEGMENT_BOUND && gives(w, w->segments[other].group, group) &&
+            n_taken(w, other) < fewest)
+            fewest = n_taken(w, other);
+    CHECK(has_found == (is_due && fewest < UINT32_MAX));
+    if (has_found)
+        CHECK(w->segments[s].state == SEGMENT_BOUND && gives(w, w->segments[s].group, group) &&
+              n_taken(w, s) == fewest);
 }
 
 static void compare(const struct world *w) {
@@ -120,6 +145,7 @@ static void compare(const struct world *w) {
         CHECK(stats.group[g].n_preparing == n_of(w, g, SEGMENT_PREPARING));
         CHECK(stats.group[g].n_scanning == n_of(w, g, SEGMENT_SCANNING));
         CHECK(stats.group[g].n_taken == n_in && stats.group[g].n_taken_elsewhere == n_elsewhere);
+        compare_excess(w, g);
     }
 }
 
@@ -289,8 +315,11 @@ static void change_cap(struct world *w) {
         w->n_surplus++;
         CHECK(w->segments[s].state == SEGMENT_EMPTY || w->segments[s].state == SEGMENT_BOUND);
         for (uint32_t other = 0; other < w->options.n_segments_max; other++)
-            if (w->segments[other].state == SEGMENT_BOUND)
-                CHECK(w->segments[s].state != SEGMENT_BOUND || n_taken(w, s) <= n_taken(w, other));
+            if (w->segments[s].state == SEGMENT_BOUND && w->segments[other].state == SEGMENT_BOUND &&
+                has_too_many(w, w->segments[s].group) == has_too_many(w, w->segments[other].group))
+                CHECK(n_taken(w, s) <= n_taken(w, other));
+            else if (w->segments[s].state == SEGMENT_BOUND && w->segments[other].state == SEGMENT_BOUND)
+                CHECK(has_too_many(w, w->segments[s].group));
         segment_retire(w->map, s);
         w->segments[s].state = SEGMENT_RETIRED;
     }

@@ -302,6 +302,72 @@ static void a_row_has_the_same_bits_in_every_block(void **state) {
     free(q_values);
 }
 
+/* Three runs over a span each, the pages of the first span read from the ring, and one run over all of them. */
+static void spans_one_by_one_have_the_bits_of_all_at_once(void **state) {
+    enum { N_ROWS = 16, LEN = 2300, N_RING = SPAN_TOKENS / PAGE_TOKENS };
+    const struct geometry g = {6, 1, 256};
+    const struct attn_spans pieces[] = {{0, 1}, {1, 2}, {2, ATTN_SPANS_END}};
+    struct pages pages = pages_new(g, DTYPE_BF16, 2400, 1, 1);
+    struct buf *q = rig_floats(&rig, (size_t)(N_ROWS * g.heads * g.dim), 2, true);
+    struct buf *whole = rig_poison(&rig, q->n, true), *pieced = rig_poison(&rig, q->n, true);
+    struct buf *spans = rig_words(&rig, pieces, 2);
+    const size_t layer_bytes = kv_layer_bytes(&pages.view[GPU]), n_table = (size_t)(N_SEGS * pages.n_pages_max);
+    struct buf *ring = rig_new(&rig, N_RING * layer_bytes, 1, 1), *table;
+    struct rig_batch batch = rig_batch(&rig, 1, (int[]){N_ROWS}, (int[]){LEN - N_ROWS}, NULL, N_ROWS);
+    const struct side *side = &rig.side[GPU];
+    int32_t *entries = malloc(n_table * sizeof *entries);
+    struct kv_view streamed = pages.view[GPU];
+    struct attn_args args = {.batch = &batch.side[GPU],
+                             .q = q->mem[GPU],
+                             .n_heads = g.heads,
+                             .n_kv_heads = g.kv_heads,
+                             .head_dim = g.dim,
+                             .kv = &pages.view[GPU],
+                             .layer = LAYER,
+                             .out = whole->mem[GPU]};
+    struct program *program;
+    float *want, *got;
+
+    (void)state;
+    fill(g, &pages, (int[]){LEN, LEN}, false);
+    RIG_RUN(&rig, GPU, attn, &args);
+
+    rig_copy(&rig.side[GPU], (void *)(uintptr_t)streamed.table, entries, n_table * sizeof *entries, false);
+    for (int i = 0; i < N_RING; i++) {
+        const char *segment =
+            (char *)streamed.arena + (size_t)entries[i] * streamed.page_bytes + (size_t)LAYER * layer_bytes;
+
+        assert_int_equal(
+            side->backend->copy(side->stream, (char *)ring->mem[GPU] + (size_t)i * layer_bytes, segment, layer_bytes),
+            0);
+        entries[i] = ~i;
+    }
+    table = rig_words(&rig, entries, n_table);
+    streamed.table = table->mem[GPU];
+    streamed.ring = ring->mem[GPU];
+    args.kv = &streamed;
+    args.spans = spans->mem[GPU];
+    args.out = pieced->mem[GPU];
+    assert_int_equal(side->backend->program_begin(side->device, &program), 0);
+    assert_int_equal(side->backend->program_cut(program), 0);
+    assert_int_equal(side->backend->attn(program, &args), 0);
+    assert_int_equal(side->backend->program_cut(program), 0);
+    assert_int_equal(side->backend->program_end(program), 0);
+    assert_int_equal(side->backend->program_run_part(side->stream, program, 3), -EINVAL);
+    for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
+        rig_set_bytes(&rig, spans, &pieces[i], sizeof pieces[i]);
+        assert_int_equal(side->backend->program_run_part(side->stream, program, 1), 0);
+        assert_int_equal(backend_stream_wait(side->backend, side->stream), 0);
+    }
+    side->backend->program_free(program);
+    want = rig_get(&rig, whole, GPU);
+    got = rig_get(&rig, pieced, GPU);
+    assert_memory_equal(want, got, q->n * sizeof *want);
+    free(want);
+    free(got);
+    free(entries);
+}
+
 static void draft_kv_writes_committed_rows(void **state) {
     const struct geometry g = {4, 2, 128};
     struct pages full = pages_new(g, DTYPE_BF16, 200, 1, 1), sliding = pages_new(g, DTYPE_BF16, 200, 1, 1);
@@ -355,6 +421,7 @@ int main(void) {
         cmocka_unit_test_teardown(context_attention_agrees, teardown),
         cmocka_unit_test_teardown(draft_attention_agrees, teardown),
         cmocka_unit_test_teardown(a_row_has_the_same_bits_in_every_block, teardown),
+        cmocka_unit_test_teardown(spans_one_by_one_have_the_bits_of_all_at_once, teardown),
         cmocka_unit_test_teardown(draft_kv_writes_committed_rows, teardown),
     };
     int failed;
