@@ -22,7 +22,8 @@ struct bench_group {
     const char *name, *summary;
     int (*run)(const struct bench_options *options); /* 0, or negative errno */
 };
-extern const struct bench_group bench_gemm, bench_kv, bench_pass, bench_system, bench_tokenizer, bench_trace;
+extern const struct bench_group bench_cuda, bench_gemm, bench_kv, bench_pass, bench_system, bench_tokenizer,
+    bench_trace;
 
 /* The file for the figures, or NULL if none is wanted. Negative errno after a line on stderr. */
 int bench_open_json(const struct bench_options *options, FILE **ret_file);

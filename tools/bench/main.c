@@ -9,7 +9,7 @@
 #include <time.h>
 
 static const struct bench_group *const groups[] = {
-    &bench_gemm, &bench_kv, &bench_pass, &bench_system, &bench_tokenizer, &bench_trace,
+    &bench_cuda, &bench_gemm, &bench_kv, &bench_pass, &bench_system, &bench_tokenizer, &bench_trace,
 };
 enum { N_GROUPS = sizeof groups / sizeof groups[0] };
 

@@ -1,0 +1,406 @@
+/* gdn: the gated delta net and the commit of a frozen pass. A CTA has one value head of one seg; four neighbouring lanes
+ * share a row of S, a quarter of the key dimension each, in registers. Only the step form exists, also for prefill, and
+ * commit runs the same step: a state is the same bits whichever way its rows came. */
+#include "util.cuh"
+
+#include <errno.h>
+
+enum {
+    DK = 128, /* key dimension of every model of the family */
+    DV_MAX = 128,
+    QUARTER = DK / 4,
+    RUN_ROWS = BLOCK_ROWS_MAX, /* longer segs are cut into runs of this many rows */
+    TAPS_MAX = 8,
+    THREADS = DV_MAX * 4,
+};
+
+struct shape {
+    int hk, hv, dv, taps, conv_dim;
+    size_t layer_bytes, s_bytes, slot_bytes;
+};
+
+static struct shape shape_of(const struct state_view *s) {
+    struct shape shape = {};
+
+    shape.hk = s->n_k_heads;
+    shape.hv = s->n_v_heads;
+    shape.dv = s->head_dim_v;
+    shape.taps = s->conv_taps;
+    shape.conv_dim = state_conv_dim(s);
+    shape.layer_bytes = state_layer_bytes(s, DTYPE_BF16);
+    shape.s_bytes = (size_t)s->n_v_heads * (size_t)s->head_dim_v * (size_t)s->head_dim_k * sizeof(float);
+    shape.slot_bytes = s->slot_bytes;
+    return shape;
+}
+
+static bool shape_is_sound(const struct state_view *s) {
+    return s->n_k_heads > 0 && s->n_v_heads > 0 && s->n_v_heads % s->n_k_heads == 0 && s->head_dim_k > 0 &&
+           s->head_dim_v > 0 && s->conv_taps >= 2 && s->conv_taps <= TAPS_MAX;
+}
+static bool shape_is_built(const struct state_view *s) {
+    return s->head_dim_k == DK && s->head_dim_v % 32 == 0 && s->head_dim_v <= DV_MAX;
+}
+
+__device__ static inline char *state_at(const struct shape &shape, const struct state_view &state, int slot,
+                                        int layer) {
+    return (char *)state.arena + (size_t)slot * shape.slot_bytes + (size_t)layer * shape.layer_bytes;
+}
+
+/* ---- the step ----------------------------------------------------------------------------------------------------- */
+
+__device__ static inline float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+/* Element 4 * i + c of a lane's quarter is dimension 16 * i + 4 * lane + c. */
+__device__ static inline void load_quarter(float s[QUARTER], const float *row) {
+    for (int i = 0; i < QUARTER / 4; i++)
+        *(float4 *)&s[4 * i] = *(const float4 *)(row + 16 * i + threadIdx.x % 4 * 4);
+}
+__device__ static inline void store_quarter(float *row, const float s[QUARTER]) {
+    for (int i = 0; i < QUARTER / 4; i++)
+        *(float4 *)(row + 16 * i + threadIdx.x % 4 * 4) = *(const float4 *)&s[4 * i];
+}
+
+/* S <- decay S; u = beta (v - S k); S <- S + u k^T, of one row of S. k: normed, in shared memory. */
+__device__ static inline void step(float s[QUARTER], const float *k, float v, float decay, float beta) {
+    float kq[QUARTER], read = 0, u;
+
+    load_quarter(kq, k);
+#pragma unroll
+    for (int i = 0; i < QUARTER; i++)
+        read = fmaf(s[i], kq[i], read);
+    u = beta * (v - decay * quad_sum(read));
+#pragma unroll
+    for (int i = 0; i < QUARTER; i++)
+        s[i] = fmaf(u, kq[i], decay * s[i]);
+}
+
+/* One row of DK values by one warp: the factor of its l2 norm. */
+__device__ static inline float l2_factor(const float *x) {
+    float sum = 0;
+
+    for (int i = (int)threadIdx.x % 32; i < DK; i += 32)
+        sum = fmaf(x[i], x[i], sum);
+    return rsqrtf(warp_sum(sum) + 1e-6f);
+}
+
+/* ---- gdn ---------------------------------------------------------------------------------------------------------- */
+
+struct gdn_op {
+    struct gdn_args args;
+    struct batch batch;
+    struct state_view state;
+    struct gdn_record record;
+    struct shape shape;
+};
+
+struct gdn_shared {
+    float window[TAPS_MAX - 1 + RUN_ROWS][2 * DK + DV_MAX]; /* raw conv inputs of q, k, v; oldest first */
+    float c[RUN_ROWS][2 * DK + DV_MAX];                     /* after conv and SiLU */
+    float o[RUN_ROWS][DV_MAX];
+    float g[RUN_ROWS], decay[RUN_ROWS], beta[RUN_ROWS];
+};
+
+/* Channel ch of the head's own 2 DK + dv among all conv channels. */
+__device__ static inline int channel_of(const struct shape &shape, int head, int ch) {
+    int key_head = head / (shape.hv / shape.hk);
+
+    if (ch < DK)
+        return key_head * DK + ch;
+    if (ch < 2 * DK)
+        return (shape.hk + key_head) * DK + ch - DK;
+    return 2 * shape.hk * DK + head * shape.dv + ch - 2 * DK;
+}
+
+/* Key heads are shared by value heads: the first of them records q's and k's. */
+__device__ static void record_rows(const struct gdn_op &op, const struct gdn_shared *sh, int head, int row0, int n) {
+    const struct shape &shape = op.shape;
+    const int group = shape.hv / shape.hk, n_ch = 2 * DK + shape.dv, first = head % group == 0 ? 0 : 2 * DK;
+    const size_t layer_row = (size_t)op.args.layer * (size_t)op.batch.n_rows_max + (size_t)row0;
+    const size_t kv_width = (size_t)(shape.hk * DK + shape.hv * shape.dv);
+
+    for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
+        int t = i / n_ch, ch = i % n_ch;
+        float *kv = op.record.kv + (layer_row + (size_t)t) * kv_width;
+
+        if (ch < first)
+            continue;
+        bf16_store(op.record.m, (layer_row + (size_t)t) * (size_t)shape.conv_dim + (size_t)channel_of(shape, head, ch),
+                   sh->window[shape.taps - 1 + t][ch]);
+        if (ch >= 2 * DK)
+            kv[shape.hk * DK + head * shape.dv + ch - 2 * DK] = sh->c[t][ch];
+        else if (ch >= DK)
+            kv[head / group * DK + ch - DK] = sh->c[t][ch];
+    }
+    for (int t = (int)threadIdx.x; t < n; t += THREADS) {
+        float *gb = op.record.g_beta + (layer_row + (size_t)t) * 2 * (size_t)shape.hv;
+
+        gb[head] = sh->g[t];
+        gb[shape.hv + head] = sh->beta[t];
+    }
+}
+
+__device__ static void gates(const struct gdn_op &op, struct gdn_shared *sh, int head, int row, int t) {
+    const float *ba = op.args.ba + (size_t)row * 2 * (size_t)op.shape.hv;
+    float x = ba[op.shape.hv + head] + op.args.dt_bias[head];
+    float softplus = x > 20 ? x : log1pf(expf(x));
+
+    sh->g[t] = op.args.neg_a[head] * softplus;
+    sh->decay[t] = expf(sh->g[t]);
+    sh->beta[t] = sigmoid(ba[head]);
+}
+
+/* n rows from row0 on; the window holds the columns before them. s: this thread's part of S. */
+__device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, int head, int row0, int n,
+                                float s[QUARTER]) {
+    const struct gdn_args *a = &op.args;
+    const struct shape &shape = op.shape;
+    const int n_ch = 2 * DK + shape.dv, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int v = (int)threadIdx.x / 4;
+
+    for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
+        int t = i / n_ch, ch = i % n_ch;
+
+        sh->window[shape.taps - 1 + t][ch] =
+            bf16_load(a->mz, (size_t)(row0 + t) * (size_t)a->mz_stride + (size_t)channel_of(shape, head, ch));
+    }
+    if ((int)threadIdx.x < n)
+        gates(op, sh, head, row0 + (int)threadIdx.x, (int)threadIdx.x);
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
+        int t = i / n_ch, ch = i % n_ch;
+        const float *w = a->conv + (size_t)channel_of(shape, head, ch) * (size_t)shape.taps;
+        float sum = 0;
+
+        for (int j = 0; j < shape.taps; j++)
+            sum = fmaf(w[j], sh->window[t + j][ch], sum);
+        sh->c[t][ch] = round_bf16(sum * sigmoid(sum));
+    }
+    __syncthreads();
+    if (a->mode == GDN_FROZEN) {
+        record_rows(op, sh, head, row0, n);
+        __syncthreads();
+    }
+    for (int i = warp; i < 2 * n; i += THREADS / 32) { /* q and k of each row */
+        float *x = &sh->c[i / 2][i % 2 * DK], factor = l2_factor(x) * (i % 2 == 0 ? rsqrtf((float)DK) : 1.0f);
+
+        __syncwarp();
+        for (int j = lane; j < DK; j += 32)
+            x[j] = x[j] * factor;
+    }
+    __syncthreads();
+    if (v < shape.dv)
+        for (int t = 0; t < n; t++) {
+            float q[QUARTER], o = 0;
+
+            step(s, &sh->c[t][DK], sh->c[t][2 * DK + v], sh->decay[t], sh->beta[t]);
+            load_quarter(q, sh->c[t]);
+#pragma unroll
+            for (int i = 0; i < QUARTER; i++)
+                o = fmaf(s[i], q[i], o);
+            o = quad_sum(o);
+            if (threadIdx.x % 4 == 0)
+                sh->o[t][v] = round_bf16(o);
+        }
+    __syncthreads();
+    for (int t = warp; t < n; t += THREADS / 32) {
+        size_t row = (size_t)(row0 + t), z = row * (size_t)a->mz_stride + (size_t)(shape.conv_dim + head * shape.dv);
+        size_t out = row * (size_t)shape.hv * (size_t)shape.dv + (size_t)(head * shape.dv);
+        float sum = 0, scale;
+
+        for (int i = lane; i < shape.dv; i += 32)
+            sum = fmaf(sh->o[t][i], sh->o[t][i], sum);
+        scale = rsqrtf(warp_sum(sum) / (float)shape.dv + a->eps);
+        for (int i = lane; i < shape.dv; i += 32) {
+            float zi = bf16_load(a->mz, z + (size_t)i), act = sigmoid(zi);
+
+            if (a->gate == GATE_SILU)
+                act *= zi;
+            bf16_store(a->out, out + (size_t)i, sh->o[t][i] * scale * a->norm[i] * act);
+        }
+    }
+    __syncthreads();
+}
+
+__global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
+    extern __shared__ char smem[];
+    struct gdn_shared *sh = (struct gdn_shared *)smem;
+    const struct shape &shape = op.shape;
+    const int seg = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, n_before = shape.taps - 1;
+    const int n_ch = 2 * DK + shape.dv, v = (int)threadIdx.x / 4;
+    float s[QUARTER] = {}, *s_row;
+    int row0, n_rows;
+    char *state;
+
+    may_launch_next();
+    wait_for_previous();
+    if (seg >= *op.batch.n_segs)
+        return;
+    row0 = op.batch.seg_row[seg];
+    n_rows = op.batch.seg_row[seg + 1] - row0;
+    state = state_at(shape, op.state, op.state.live[op.batch.seg_slot[seg]], op.args.layer);
+    s_row = (float *)state + ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
+    if (v < shape.dv)
+        load_quarter(s, s_row);
+    for (int i = (int)threadIdx.x; i < n_before * n_ch; i += THREADS)
+        sh->window[i / n_ch][i % n_ch] =
+            bf16_load(state + shape.s_bytes,
+                      (size_t)(i / n_ch) * (size_t)shape.conv_dim + (size_t)channel_of(shape, head, i % n_ch));
+    __syncthreads();
+    for (int t = 0; t < n_rows; t += RUN_ROWS) {
+        int n = min(RUN_ROWS, n_rows - t);
+
+        run_rows(op, sh, head, row0 + t, n, s);
+        if (t + n == n_rows)
+            break;
+        for (int c = 0; c < n_before; c++) /* a run that another follows is full: nothing overlaps */
+            for (int ch = (int)threadIdx.x; ch < n_ch; ch += THREADS)
+                sh->window[c][ch] = sh->window[n + c][ch];
+        __syncthreads();
+    }
+    if (op.args.mode == GDN_ADVANCE && v < shape.dv)
+        store_quarter(s_row, s);
+}
+
+/* Columns := the last taps - 1 of (columns ++ n rows of m), of one channel. `to` may be `from`. */
+__device__ static void conv_shift(const struct shape &shape, const char *from, char *to, const void *m, size_t m_stride,
+                                  int n, int ch) {
+    float v[TAPS_MAX];
+
+    for (int c = 0; c < shape.taps - 1; c++) {
+        int src = n + c;
+
+        v[c] = src < shape.taps - 1 ? bf16_load(from, (size_t)src * (size_t)shape.conv_dim + (size_t)ch)
+                                    : bf16_load(m, (size_t)(src - (shape.taps - 1)) * m_stride + (size_t)ch);
+    }
+    for (int c = 0; c < shape.taps - 1; c++)
+        bf16_store(to, (size_t)c * (size_t)shape.conv_dim + (size_t)ch, v[c]);
+}
+
+/* A pass of its own: value heads of one key head all read its columns before they move. */
+__global__ static void gdn_conv(struct gdn_op op) {
+    int seg = (int)blockIdx.y, ch = (int)(blockIdx.x * blockDim.x + threadIdx.x), row0;
+    char *columns;
+
+    if (seg >= *op.batch.n_segs || ch >= op.shape.conv_dim)
+        return;
+    row0 = op.batch.seg_row[seg];
+    columns = state_at(op.shape, op.state, op.state.live[op.batch.seg_slot[seg]], op.args.layer) + op.shape.s_bytes;
+    conv_shift(op.shape, columns, columns, (const bf16 *)op.args.mz + (size_t)row0 * (size_t)op.args.mz_stride,
+               (size_t)op.args.mz_stride, op.batch.seg_row[seg + 1] - row0, ch);
+}
+
+static void launch_gdn(const struct launch *launch, const void *args) {
+    const struct gdn_op *op = (const struct gdn_op *)args;
+
+    cudaFuncSetAttribute(gdn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct gdn_shared));
+    launch_early(launch->stream, true, gdn, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
+                 (int)sizeof(struct gdn_shared), *op);
+    if (op->args.mode == GDN_ADVANCE)
+        gdn_conv<<<dim3((unsigned)div_ceil((uint64_t)op->shape.conv_dim, 256), (unsigned)op->batch.n_segs_max), 256, 0,
+                   launch->stream>>>(*op);
+}
+
+/* -ENOTSUP: head dimensions that no model of the family has. */
+int cuda_gdn(struct program *program, const struct gdn_args *args) {
+    struct gdn_op op = {*args, *args->batch, *args->state, {}, shape_of(args->state)};
+
+    if (!shape_is_sound(args->state) || (args->mode == GDN_FROZEN && args->record == NULL))
+        return -EINVAL;
+    if (!shape_is_built(args->state))
+        return -ENOTSUP;
+    if (args->record != NULL)
+        op.record = *args->record;
+    return cuda_program_add(program, launch_gdn, &op, sizeof op, 0);
+}
+
+/* ---- commit ------------------------------------------------------------------------------------------------------- */
+
+struct commit_op {
+    struct gdn_commit_args args;
+    struct batch batch;
+    struct state_view state;
+    struct gdn_record record;
+    struct shape shape;
+};
+
+/* One head's S and its share of the layer's conv columns. */
+__global__ static void __launch_bounds__(THREADS, 1) gdn_commit(struct commit_op op) {
+    __shared__ float k[RUN_ROWS][DK], decay[RUN_ROWS], beta[RUN_ROWS];
+    const struct shape &shape = op.shape;
+    const int head = (int)blockIdx.x, seg = (int)blockIdx.y, layer = (int)blockIdx.z, v = (int)threadIdx.x / 4;
+    const size_t kv_width = (size_t)(shape.hk * DK + shape.hv * shape.dv);
+    int n, snapshot, slot, ch_begin, ch_end;
+    char *live, *rolling;
+    const float *kv, *gb;
+    const bf16 *m;
+    size_t row, s_at;
+
+    if (seg >= *op.batch.n_segs)
+        return;
+    n = op.args.seg_commit[seg];
+    snapshot = op.args.seg_snapshot[seg];
+    if (n <= 0 || n > RUN_ROWS)
+        return;
+    slot = op.batch.seg_slot[seg];
+    row = (size_t)layer * (size_t)op.batch.n_rows_max + (size_t)op.batch.seg_row[seg];
+    kv = op.record.kv + row * kv_width;
+    gb = op.record.g_beta + row * 2 * (size_t)shape.hv;
+    m = (const bf16 *)op.record.m + row * (size_t)shape.conv_dim;
+    live = state_at(shape, op.state, op.state.live[slot], layer);
+    rolling = state_at(shape, op.state, op.state.rolling[slot], layer);
+    s_at = ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
+
+    for (int i = (int)threadIdx.x; i < n * DK; i += THREADS)
+        k[i / DK][i % DK] = kv[(size_t)(i / DK) * kv_width + (size_t)(head / (shape.hv / shape.hk) * DK + i % DK)];
+    if ((int)threadIdx.x < n) {
+        decay[threadIdx.x] = expf(gb[threadIdx.x * 2 * (size_t)shape.hv + (size_t)head]);
+        beta[threadIdx.x] = gb[threadIdx.x * 2 * (size_t)shape.hv + (size_t)(shape.hv + head)];
+    }
+    __syncthreads();
+    for (int t = (int)threadIdx.x / 32; t < n; t += THREADS / 32) {
+        float factor = l2_factor(k[t]);
+
+        __syncwarp();
+        for (int j = (int)threadIdx.x % 32; j < DK; j += 32)
+            k[t][j] = k[t][j] * factor;
+    }
+    __syncthreads();
+    if (v < shape.dv) {
+        float s[QUARTER];
+
+        load_quarter(s, (const float *)live + s_at);
+        for (int t = 0; t < n; t++) {
+            step(s, k[t], kv[(size_t)t * kv_width + (size_t)(shape.hk * DK + head * shape.dv + v)], decay[t], beta[t]);
+            if (t + 1 == snapshot)
+                store_quarter((float *)rolling + s_at, s);
+        }
+        store_quarter((float *)live + s_at, s);
+    }
+    ch_begin = (int)((int64_t)shape.conv_dim * head / shape.hv);
+    ch_end = (int)((int64_t)shape.conv_dim * (head + 1) / shape.hv);
+    for (int ch = ch_begin + (int)threadIdx.x; ch < ch_end; ch += THREADS) {
+        if (snapshot > 0)
+            conv_shift(shape, live + shape.s_bytes, rolling + shape.s_bytes, m, (size_t)shape.conv_dim, snapshot, ch);
+        conv_shift(shape, live + shape.s_bytes, live + shape.s_bytes, m, (size_t)shape.conv_dim, n, ch);
+    }
+}
+
+static void launch_commit(const struct launch *launch, const void *args) {
+    const struct commit_op *op = (const struct commit_op *)args;
+
+    gdn_commit<<<dim3((unsigned)op->shape.hv, (unsigned)op->batch.n_segs_max, (unsigned)op->state.n_layers), THREADS, 0,
+                 launch->stream>>>(*op);
+}
+
+int cuda_gdn_commit(struct program *program, const struct gdn_commit_args *args) {
+    struct commit_op op = {*args, *args->batch, *args->state, *args->record, shape_of(args->state)};
+
+    if (!shape_is_sound(args->state))
+        return -EINVAL;
+    if (!shape_is_built(args->state))
+        return -ENOTSUP;
+    return cuda_program_add(program, launch_commit, &op, sizeof op, 0);
+}

@@ -1,0 +1,91 @@
+/* kv: where an element of a K/V page lies and how it is written. Pages hold plain rows, as on the CPU. Internal to rope.cu
+ * and attn.cu. */
+#pragma once
+#include "util.cuh"
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+enum kv_half { KV_K, KV_V };
+
+__device__ static inline int kv_page_of(const struct kv_view &kv, int slot, int pos) {
+    return kv.table[(size_t)slot * (size_t)kv.n_pages_max + (size_t)(pos / PAGE_TOKENS)];
+}
+
+__host__ __device__ static inline size_t kv_elem_bytes(enum dtype dtype) {
+    return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_E4M3 ? 1 : 2;
+}
+
+/* One token's row [head_dim] in a page, or in what the ring holds of it. */
+__device__ static inline char *kv_row(const struct kv_view &kv, int page, int layer, enum kv_half half, int head,
+                                      int pos) {
+    size_t tile = (size_t)half * (size_t)kv.n_kv_heads + (size_t)head,
+           layer_bytes = kv.page_bytes / (size_t)kv.n_layers;
+    char *segment = page < 0 ? (char *)kv.ring + (size_t)~page * layer_bytes
+                             : (char *)kv.arena + (size_t)page * kv.page_bytes + (size_t)layer * layer_bytes;
+
+    return segment + (tile * PAGE_TOKENS + (size_t)(pos % PAGE_TOKENS)) * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
+}
+
+/* Writes one head's K or V of the token at pos, by one warp. A position whose page is gone (null page) is dropped; a page
+ * that is not on the device is complete. */
+__device__ static inline void kv_write(const struct kv_view &kv, int slot, int layer, enum kv_half half, int head,
+                                       int pos, const float *x) {
+    int page = kv_page_of(kv, slot, pos);
+    float scale = half == KV_K ? kv.k_scale[layer] : kv.v_scale[layer];
+    char *dst = kv_row(kv, page, layer, half, head, pos);
+
+    if (page <= 0)
+        return;
+    for (int i = (int)threadIdx.x % 32; i < kv.head_dim; i += 32) {
+        float v = x[i] / scale;
+
+        switch (kv.dtype) {
+        case DTYPE_F32:
+            ((float *)dst)[i] = v;
+            break;
+        case DTYPE_BF16:
+            bf16_store(dst, (size_t)i, v);
+            break;
+        case DTYPE_F16:
+            ((__half *)dst)[i] = __float2half_rn(v);
+            break;
+        case DTYPE_E4M3:
+            ((__nv_fp8_storage_t *)dst)[i] = __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+            break;
+        case DTYPE_N:
+            break;
+        }
+    }
+}
+
+/* 8 stored elements as bf16, unscaled: e4m3 is exact, fp16 and f32 are rounded. */
+__device__ static inline uint4 kv_load8(enum dtype dtype, const char *row, int i) {
+    uint4 v = {};
+    uint32_t *word = &v.x;
+
+    switch (dtype) {
+    case DTYPE_BF16:
+        v = *(const uint4 *)(row + i * 2);
+        break;
+    case DTYPE_F32:
+        for (int j = 0; j < 4; j++)
+            word[j] = pack_bf16(((const float *)row)[i + 2 * j], ((const float *)row)[i + 2 * j + 1]);
+        break;
+    case DTYPE_F16:
+        for (int j = 0; j < 4; j++)
+            word[j] = pack_bf16(__half2float(((const __half *)row)[i + 2 * j]),
+                                __half2float(((const __half *)row)[i + 2 * j + 1]));
+        break;
+    case DTYPE_E4M3:
+        for (int j = 0; j < 4; j++) {
+            __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(((const __nv_fp8x2_storage_t *)(row + i))[j], __NV_E4M3);
+
+            word[j] = pack_bf16(__half2float(__half(__half_raw{h.x})), __half2float(__half(__half_raw{h.y})));
+        }
+        break;
+    case DTYPE_N:
+        break;
+    }
+    return v;
+}

@@ -1,0 +1,165 @@
+/* rope: what lies between a projection and attention: head split, q/k norm, RoPE, the K/V write. A warp per head. */
+#include "kv.cuh"
+
+#include <errno.h>
+
+enum { HEAD_DIM_MAX = 1024, WARPS = 4 };
+
+static bool rope_fits(const struct rope_table *rope, int head_dim) {
+    return head_dim > 0 && head_dim <= HEAD_DIM_MAX && rope->rotary_dim >= 0 && rope->rotary_dim % 2 == 0 &&
+           rope->rotary_dim <= head_dim;
+}
+
+/* x := rotate(x * rsqrt(mean(x^2) + eps) * norm), in shared memory, by one warp. */
+__device__ static void norm_and_rotate(float *x, const float *norm, int d, float eps, struct rope_table rope, int pos) {
+    int lane = (int)threadIdx.x % 32, half = rope.rotary_dim / 2;
+    float sum = 0, scale;
+
+    for (int i = lane; i < d; i += 32)
+        sum = fmaf(x[i], x[i], sum);
+    scale = rsqrtf(warp_sum(sum) / (float)d + eps);
+    for (int i = lane; i < d; i += 32)
+        x[i] = x[i] * scale * norm[i];
+    __syncwarp();
+    for (int i = lane; i < half; i += 32) {
+        float angle = (float)pos * rope.inv_freq[i], s, c, a = x[i], b = x[i + half];
+
+        sincosf(angle, &s, &c);
+        x[i] = fmaf(a, c, -(b * s));
+        x[i + half] = fmaf(b, c, a * s);
+    }
+    __syncwarp();
+}
+
+/* ---- qk ----------------------------------------------------------------------------------------------------------- */
+
+struct qk_op {
+    struct qk_args args;
+    struct batch batch;
+    struct kv_view kv;
+};
+
+__global__ static void qk(struct qk_op op) {
+    __shared__ float shared[WARPS][HEAD_DIM_MAX];
+    const struct qk_args *a = &op.args;
+    const int d = a->head_dim, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x;
+    const int q_step = a->has_gate ? 2 * d : d, k_at = a->n_heads * q_step, v_at = k_at + a->n_kv_heads * d;
+    int head = (int)blockIdx.y * WARPS + (int)threadIdx.x / 32; /* q heads, then k heads, then v heads */
+    float *x = shared[threadIdx.x / 32];
+    bool is_q = head < a->n_heads, is_k;
+    size_t qkv = (size_t)row * (size_t)a->qkv_stride;
+    int pos;
+
+    may_launch_next();
+    wait_for_previous();
+    if (row >= batch_rows(op.batch) || head >= a->n_heads + 2 * a->n_kv_heads)
+        return;
+    pos = row_pos(op.batch, row);
+    if (is_q) {
+        qkv += (size_t)(head * q_step);
+    } else {
+        head -= a->n_heads;
+        is_k = head < a->n_kv_heads;
+        head -= is_k ? 0 : a->n_kv_heads;
+        qkv += (size_t)((is_k ? k_at : v_at) + head * d);
+    }
+    for (int i = lane; i < d; i += 32)
+        x[i] = bf16_load(a->qkv, qkv + (size_t)i);
+    __syncwarp();
+    if (is_q || is_k)
+        norm_and_rotate(x, is_q ? a->q_norm : a->k_norm, d, a->eps, a->rope, pos);
+    if (is_q) {
+        for (int i = lane; i < d; i += 32)
+            bf16_store(a->q, ((size_t)row * (size_t)a->n_heads + (size_t)head) * (size_t)d + (size_t)i, x[i]);
+    } else if (a->kv != NULL) {
+        kv_write(op.kv, op.batch.seg_slot[op.batch.row_seg[row]], a->layer, is_k ? KV_K : KV_V, head, pos, x);
+    } else {
+        for (int i = lane; i < d; i += 32)
+            bf16_store(is_k ? a->block_k : a->block_v,
+                       ((size_t)row * (size_t)a->n_kv_heads + (size_t)head) * (size_t)d + (size_t)i, x[i]);
+    }
+}
+
+static void launch_qk(const struct launch *launch, const void *args) {
+    const struct qk_op *op = (const struct qk_op *)args;
+    dim3 grid((unsigned)op->batch.n_rows_max,
+              (unsigned)div_ceil((uint64_t)(op->args.n_heads + 2 * op->args.n_kv_heads), WARPS));
+
+    launch_early(launch->stream, true, qk, grid, WARPS * 32, 0, *op);
+}
+
+int cuda_qk(struct program *program, const struct qk_args *args) {
+    struct qk_op op = {*args, *args->batch, {}};
+
+    if (!rope_fits(&args->rope, args->head_dim) || (args->kv != NULL && args->kv->head_dim != args->head_dim))
+        return -EINVAL;
+    if (args->kv != NULL)
+        op.kv = *args->kv;
+    return cuda_program_add(program, launch_qk, &op, sizeof op, 0);
+}
+
+/* ---- draft_kv ------------------------------------------------------------------------------------------------------ */
+
+struct draft_kv_op { /* of one layer */
+    struct draft_kv_args args;
+    struct batch batch;
+    struct kv_view kv;
+    const float *k_norm;
+    int at, layer; /* among the stacked layers; within the group */
+};
+
+/* Rejected rows never reach the cache: what lies in a draft group is committed context and nothing else. */
+__device__ static bool row_stands(const struct draft_kv_op &op, int row) {
+    int seg = op.batch.row_seg[row];
+
+    return op.batch.seg_flags[seg] & SEG_PREFILL || row - op.batch.seg_row[seg] < op.args.seg_commit[seg];
+}
+
+__global__ static void draft_kv(struct draft_kv_op op) {
+    __shared__ float shared[WARPS][HEAD_DIM_MAX];
+    const struct draft_kv_args *a = &op.args;
+    const int d = a->head_dim, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x;
+    int head = (int)blockIdx.y * WARPS + (int)threadIdx.x / 32; /* k heads, then v heads */
+    float *x = shared[threadIdx.x / 32];
+    bool is_k = head < a->n_kv_heads;
+    size_t from =
+        (((size_t)row * (size_t)a->n_layers + (size_t)op.at) * 2 * (size_t)a->n_kv_heads + (size_t)head) * (size_t)d;
+    int pos;
+
+    if (row >= batch_rows(op.batch) || head >= 2 * a->n_kv_heads || !row_stands(op, row))
+        return;
+    pos = row_pos(op.batch, row);
+    for (int i = lane; i < d; i += 32)
+        x[i] = a->kv_rows[from + (size_t)i];
+    __syncwarp();
+    if (is_k)
+        norm_and_rotate(x, op.k_norm, d, a->eps, a->rope, pos);
+    kv_write(op.kv, op.batch.seg_slot[op.batch.row_seg[row]], op.layer, is_k ? KV_K : KV_V,
+             is_k ? head : head - a->n_kv_heads, pos, x);
+}
+
+static void launch_draft_kv(const struct launch *launch, const void *args) {
+    const struct draft_kv_op *op = (const struct draft_kv_op *)args;
+    dim3 grid((unsigned)op->batch.n_rows_max, (unsigned)div_ceil(2 * (uint64_t)op->args.n_kv_heads, WARPS));
+
+    draft_kv<<<grid, WARPS * 32, 0, launch->stream>>>(*op);
+}
+
+int cuda_draft_kv(struct program *program, const struct draft_kv_args *args) {
+    struct draft_kv_op op = {*args, *args->batch, {}, NULL, 0, 0};
+    int r = 0;
+
+    if (!rope_fits(&args->rope, args->head_dim) || args->n_layers < 1)
+        return -EINVAL;
+    for (int l = 0; l < args->n_layers; l++)
+        if (args->layers[l].kv->head_dim != args->head_dim)
+            return -EINVAL;
+    for (int l = 0; l < args->n_layers && r == 0; l++) {
+        op.kv = *args->layers[l].kv;
+        op.k_norm = args->layers[l].k_norm;
+        op.at = l;
+        op.layer = args->layers[l].layer;
+        r = cuda_program_add(program, launch_draft_kv, &op, sizeof op, 0);
+    }
+    return r;
+}
