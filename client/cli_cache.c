@@ -15,6 +15,10 @@ static const struct cli_option lookup_options[] = {
     {"prefetch", "prefetch", CLI_TRUE, false, NULL, "begin to fetch them to the device"},
     {0},
 };
+static const struct cli_option purge_options[] = {
+    {"uid", "uid", CLI_INT, false, "UID", "that user's pages instead of one's own (administrator)"},
+    {0},
+};
 
 /* A text becomes the ids that the method wants. */
 static int tokenize(struct cli *cli, const struct cli_args *args) {
@@ -70,6 +74,13 @@ const struct cli_command cli_cache_commands[] = {
      .arguments = "",
      .summary = "Wait until all that is due is on disk (administrator)",
      .method = "cache.flush",
+     .is_slow = true},
+    {.name = "cache purge",
+     .arguments = "",
+     .summary = "Drop a user's pages from all tiers",
+     .help = "Sessions stay, and compute their next turn anew; close them to drop what was said.",
+     .options = purge_options,
+     .method = "cache.purge",
      .is_slow = true},
     {0},
 };

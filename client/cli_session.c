@@ -8,6 +8,11 @@ static const struct cli_option fork_options[] = {
     {0},
 };
 
+static const struct cli_option resume_options[] = {
+    {"wait", "wait", CLI_TRUE, false, NULL, "return when they are there"},
+    {0},
+};
+
 const struct cli_command cli_session_commands[] = {
     {.name = "sessions",
      .arguments = "",
@@ -32,7 +37,9 @@ const struct cli_command cli_session_commands[] = {
     {.name = "session resume",
      ONE_NAME,
      .summary = "Begin to fetch a session's pages to the device",
-     .method = "session.resume"},
+     .options = resume_options,
+     .method = "session.resume",
+     .is_slow = true},
     {.name = "session fork",
      .arguments = "NAME NEW_NAME",
      .summary = "Make a second session that shares pages with the first",

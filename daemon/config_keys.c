@@ -36,7 +36,8 @@ const struct config_key config_keys[] = {
      .at_run_time = true, .unit = "duration",
      .doc =
          "How long running requests may go on after SIGTERM or server.drain. What is left then ends with the finish\n"
-         "reason shutdown. The service manager's stop timeout must be longer."},
+         "reason shutdown. With a disk tier the last quarter of it, 5s at most, is for putting sessions on disk. The\n"
+         "service manager's stop timeout must be longer."},
     {"server", "slow_timeout", CONFIG_DURATION, FIELD(server.slow_timeout_ms), "30s", 100, 3600000, .unit = "duration",
      .doc =
          "How long a client may leave more than output_high unread. Its requests are parked meanwhile and cancelled\n"
@@ -83,7 +84,9 @@ const struct config_key config_keys[] = {
             "restore\n"
             "points. Weights and work buffers come on top. --plan prints what becomes of it."},
     {"kv", "host_bytes", CONFIG_BYTES, FIELD(kv.host_bytes), "0", 0, 64 * TIB, .unit = "bytes",
-     .doc = "Host memory that keeps what leaves the device. 0: none."},
+     .doc =
+         "Host memory that keeps what leaves the device, and the pages of a sequence that is longer than the device\n"
+         "holds: they are read from there in every step. 0: none."},
     {"kv", "disk_path", CONFIG_STRING, FIELD(kv.disk_path), "", 0, PATH_BYTES_MAX, .unit = "path",
      .doc =
          "Folder that keeps what leaves host memory, and sessions over restarts. It is made with mode 0700 if only "
@@ -133,9 +136,8 @@ const struct config_key config_keys[] = {
      .doc = "How many admitted requests may wait; more are refused with BUSY."},
 
     {"limits", "max_context", CONFIG_INT, FIELD(limits.max_context), "0", 0, 1 << 24, .unit = "tokens",
-     .doc =
-         "Longest prompt and answer together. 0: what the model was made for, or less if kv.device_bytes cannot hold\n"
-         "one such sequence. A number that cannot be held is refused at start."},
+     .doc = "Longest prompt and answer together. 0: what the model was made for, or less if kv.device_bytes and\n"
+            "kv.host_bytes together cannot hold one such sequence. A number that cannot be held is refused at start."},
     {"limits", "connections", CONFIG_INT, FIELD(limits.connections), "256", 1, 16384, .unit = "connections",
      .doc = "Open connections of all clients; more are answered with BUSY and closed. Each takes a descriptor."},
     {"limits", "requests", CONFIG_INT, FIELD(limits.requests), "64", 1, 4096, .unit = "requests",

@@ -19,5 +19,9 @@ void costs_fed(struct costs *costs, int n_tokens, uint64_t us);
 void costs_restored(struct costs *costs, struct costs_bytes bytes, uint64_t us);
 /* Each refusal makes restores look a little cheaper, so that they are measured again some day. */
 bool costs_prefer_restore(struct costs *costs, int n_tokens, struct costs_bytes bytes);
+double costs_restore_us(const struct costs *costs, struct costs_bytes bytes);
+/* Of a restore that has been on its way for so long and come so far (0 to 1): computing would be done sooner, and what was
+ * planned is off by more than a factor of two. */
+bool costs_give_up(const struct costs *costs, int n_tokens, struct costs_bytes bytes, double progress, uint64_t us);
 /* Whether reading so much back would save a good part of the time to compute it. */
 bool costs_worth_saving(const struct costs *costs, int n_tokens, uint64_t bytes);

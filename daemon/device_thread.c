@@ -40,14 +40,16 @@ static int enqueue_copies(struct device_thread *t, const struct device_copies *c
 static int enqueue(struct device_thread *t, struct device_work *work) {
     int r = enqueue_copies(t, &work->before);
 
+    if (r == 0 && work->moves_pages_out)
+        r = streamer_follow(work->streamer, t->compute);
     if (r == 0 && work->prefill)
-        r = model_pass_run(work->prefill, t->compute, work->prefill_input);
+        r = model_pass_run(work->prefill, t->compute, work->prefill_input, &work->prefill_streamed);
     if (r == 0 && work->rerun)
-        r = model_pass_run(work->rerun, t->compute, work->rerun_input);
+        r = model_pass_run(work->rerun, t->compute, work->rerun_input, &work->rerun_streamed);
     if (r == 0)
         r = enqueue_copies(t, &work->between);
     if (r == 0 && work->cycle)
-        r = model_pass_run_cycle(work->cycle, t->compute, work->cycle_list);
+        r = model_pass_run_cycle(work->cycle, t->compute, work->cycle_list, &work->cycle_streamed);
     return r;
 }
 

@@ -25,6 +25,9 @@ struct device_work {
     struct device_copies between; /* after the given rows, before the cycle: restore points of prompts */
     struct model_pass *cycle;
     const int32_t *cycle_list;
+    struct streamer *streamer; /* NULL: nothing streams */
+    bool moves_pages_out;      /* of the copies before, some write what is streamed from now on */
+    struct streamed prefill_streamed, rerun_streamed, cycle_streamed;
     int error; /* written by the device thread before the plan is reported done: 0, or why it was not enqueued whole */
 };
 

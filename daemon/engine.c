@@ -114,6 +114,8 @@ static void leave_place(struct engine *engine, struct seq *seq) {
     struct seq **at = &engine->placed;
 
     pages_end(&engine->pages[seq->slot]);
+    if (engine->streaming == seq)
+        engine->streaming = NULL;
     while (*at != seq)
         at = &(*at)->next;
     *at = seq->next;
@@ -223,6 +225,22 @@ int engine_positions_max(const struct engine *engine, const struct seq *seq) {
     return (int)(n < engine->options.n_context ? n : engine->options.n_context);
 }
 
+static uint32_t pages_max(const struct engine *engine, const struct seq *seq) {
+    return (uint32_t)div_ceil((uint64_t)engine_positions_max(engine, seq), PAGE_TOKENS);
+}
+
+bool engine_is_large(const struct engine *engine, const struct seq *seq) {
+    return engine->streamer && pages_max(engine, seq) > engine->view.n_device_pages;
+}
+
+static bool can_ever_run(const struct engine *engine, const struct seq *seq) {
+    uint32_t n_most = engine->view.n_device_pages;
+
+    if (engine_is_large(engine, seq))
+        n_most = (uint32_t)engine->residency.most + engine->view.n_host_pages;
+    return seq->n_prompt < engine->options.n_context && pages_max(engine, seq) <= n_most;
+}
+
 uint32_t engine_pages_to_decode(const struct engine *engine, const struct seq *seq) {
     int n = min_int(max_int(seq->n_given, seq->n_prompt) + BLOCK_ROWS_MAX, engine_positions_max(engine, seq));
 
@@ -234,12 +252,12 @@ int engine_submit(struct engine *engine, struct seq *seq) {
         return ENGINE_E_BUSY;
     assert(seq->n_prompt > 0 && seq->n_tokens == seq->n_prompt && seq->n_tokens <= seq->n_tokens_max);
     seq->n_given = seq->n_prompt;
-    if (seq->n_prompt >= engine->options.n_context ||
-        div_ceil((uint64_t)engine_positions_max(engine, seq), PAGE_TOKENS) > engine->view.n_pages_max)
+    if (!can_ever_run(engine, seq))
         return ENGINE_E_TOO_LARGE;
     seq->state = SEQ_WAITING;
     seq->engine = engine;
     seq->order = ++engine->n_submitted;
+    seq->submitted_us = engine->options.now_us();
     seq->draws_drafts = seq->speculate;
     waiting_put(&engine->waiting, seq);
     engine->n_seqs++;
@@ -260,6 +278,7 @@ static void drop_plan(struct engine *engine, const struct plan *plan) {
 }
 
 void engine_turn(struct engine *engine) {
+    engine_watch_restores(engine);
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
         bool is_empty;
@@ -316,6 +335,22 @@ void engine_dispatch(struct engine *engine) {
     engine_settle_all(engine);
 }
 
+static void look_at_streaming(const struct engine *engine, struct engine_view *view) {
+    struct streamer_stats stats;
+
+    if (!engine->streamer)
+        return;
+    streamer_stats(engine->streamer, &stats);
+    view->streamed_bytes = stats.bytes;
+    view->n_fences = stats.n_fences;
+    if (engine->streaming) {
+        const struct seq_pages *pages = &engine->pages[engine->streaming->slot];
+
+        view->n_streamed = (uint32_t)pages_n_streamed(pages);
+        view->n_stays = (uint32_t)pages->n_pages[KV_TARGET_FULL] - view->n_streamed;
+    }
+}
+
 void engine_look(const struct engine *engine, struct engine_view *ret_view) {
     *ret_view = engine->view;
     ret_view->error = engine->error;
@@ -328,4 +363,5 @@ void engine_look(const struct engine *engine, struct engine_view *ret_view) {
         ret_view->n_running += seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;
         ret_view->n_leaving += seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED;
     }
+    look_at_streaming(engine, ret_view);
 }

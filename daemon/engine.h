@@ -17,6 +17,8 @@ struct engine_options {
     struct device_thread *thread;
     struct kv_spill *spill;       /* NULL: no tier below the device */
     struct kv_restores *restores; /* NULL: nothing comes back */
+    struct kv_shelf *shelf;       /* NULL: a seq fits the device, or is refused */
+    int region_spans;             /* of the ring through which pages of seqs that do not fit come; with a shelf */
     bool restore_always;          /* else where it is faster than computing */
     int n_places;                 /* seqs that run side by side */
     int n_seqs_max;               /* with those that wait */
@@ -53,8 +55,10 @@ struct engine_view { /* for health and statistics */
     int n_waiting, n_running, n_leaving, n_places;
     int n_in_flight;                                                                                    /* plans */
     uint64_t n_plans, n_prefills, n_prefill_rows, n_replay_rows, n_cycles, n_cycle_seqs, n_preemptions; /* since open */
-    uint64_t waits_since_us; /* when the device began with the plan that it is at; 0: none is out */
-    uint32_t n_pages_max;    /* of target_full: the most one seq can have */
+    uint64_t waits_since_us;               /* when the device began with the plan that it is at; 0: none is out */
+    uint32_t n_device_pages, n_host_pages; /* of target_full: the most one seq can have there, and beside that */
+    uint32_t n_streamed, n_stays;          /* pages of the seq that streams: in host memory, on the device */
+    uint64_t streamed_bytes, n_fences;     /* since open: struct streamer_stats */
     double draft_min_accept;
     int error; /* 0, or why the device is lost */
 };

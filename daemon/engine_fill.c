@@ -30,8 +30,11 @@ static bool has_place(const struct seq *seq) {
 static void add_to_list(struct engine *engine, struct seq *seq, int at) {
     uint32_t n_pages = engine_pages_to_decode(engine, seq), n_held = 0;
 
+    if (engine_is_large(engine, seq)) /* the rest needs no device */
+        n_pages = (uint32_t)min_int((int)n_pages, engine->residency.most);
     if (has_place(seq))
-        n_held = (uint32_t)engine->pages[seq->slot].n_pages[KV_TARGET_FULL];
+        n_held =
+            (uint32_t)(engine->pages[seq->slot].n_pages[KV_TARGET_FULL] - pages_n_streamed(&engine->pages[seq->slot]));
     else if (seq->restore)
         n_held = kv_restore_n_pages(seq->restore);
     engine->list_seqs[at] = seq;
@@ -112,10 +115,11 @@ static void write_ctl(struct engine *engine, struct plan *plan, const struct seq
     tables_push_bias(tables, &plan->work.before, seq->slot, seq->n_bias);
 }
 
-/* Pages match beyond the restore point that was found: the next prompt that shares them shall find one there. */
-static void add_branch_cut(struct seq *seq, const struct kv_match *match) {
-    int cut = min_int((int)match->n_full_tokens, (seq->n_prompt - 1) / PAGE_TOKENS * PAGE_TOKENS), at = 0;
+/* A restore point at a place of the prompt behind the hit. */
+static void add_cut(struct seq *seq, const struct kv_match *match, int cut) {
+    int at = 0;
 
+    cut = min_int(cut, (seq->n_prompt - 1) / PAGE_TOKENS * PAGE_TOKENS);
     if (cut <= (int)match->n_tokens || seq->n_cuts == SEQ_CUTS_MAX)
         return;
     while (at < seq->n_cuts && seq->cuts[at] < cut)
@@ -162,6 +166,8 @@ static void on_restored(void *user, int result) {
         engine_settle_all(engine);
 }
 
+enum { SCAN_WAIT_US = 2 * 1000 * 1000 /* at most, for what may lie on disk */ };
+
 /* What lies below comes up before the seq is given a place; true if that has begun, or must wait for others. Tried once:
  * what fails is computed. */
 static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
@@ -172,6 +178,8 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     if (!restores || seq->was_restored || n_pages == 0)
         return false;
     kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, found);
+    if (found->is_incomplete && engine->options.now_us() - seq->submitted_us < SCAN_WAIT_US)
+        return true;
     if (found->n_tokens <= found->n_device_tokens)
         return false;
     if (found->is_coming)
@@ -194,6 +202,17 @@ static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
     return true;
 }
 
+/* A restore that crawls is given up for computing. */
+void engine_watch_restores(struct engine *engine) {
+    if (engine->options.restore_always)
+        return;
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
+        if (seq->is_restoring && costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
+                                               bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
+                                               engine->options.now_us() - seq->stats.restore_us))
+            kv_restore_cancel(seq->restore);
+}
+
 /* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */
 static bool let_go_of_restored(struct engine *engine) {
     bool any = false;
@@ -207,13 +226,17 @@ static bool let_go_of_restored(struct engine *engine) {
     return any;
 }
 
-/* Copies on their way hold pages, which come back when they are done. */
+/* Copies on their way hold pages, of the device and of host memory, which come back when they are done. */
 static bool are_copies_out(const struct engine *engine) {
     struct kv_restores_stats restores = {0};
+    struct kv_shelf_group_stats below = {0};
 
     if (engine->options.restores)
         kv_restores_stats(engine->options.restores, &restores);
-    return restores.n_now > 0 || (engine->options.spill && !kv_spill_is_idle(engine->options.spill));
+    if (engine->options.shelf)
+        kv_shelf_stats(engine->options.shelf, KV_TARGET_FULL, &below);
+    return below.n_pinned > 0 || restores.n_now > 0 ||
+           (engine->options.spill && !kv_spill_is_idle(engine->options.spill));
 }
 
 /* Where the tokens came from that are not computed, and how many are that somebody had. */
@@ -241,23 +264,27 @@ static void keep_hit(struct engine *engine, const struct seq *seq, const struct 
 enum placed { PLACED, PLACE_LATER, PLACE_FULL };
 
 static enum placed place(struct engine *engine, struct plan *plan, struct seq *seq) {
-    bool is_new = seq->n_tokens == seq->n_prompt;
+    bool is_new = seq->n_tokens == seq->n_prompt, is_large = engine_is_large(engine, seq);
     int n_pages = seq->cache == SEQ_CACHE_BYPASS ? 0 : (is_new ? seq->n_prompt - 1 : seq->n_given) / PAGE_TOKENS;
     int slot = free_place(engine);
     struct kv_match match;
 
+    if (is_large)
+        n_pages = min_int(n_pages, engine->residency.head);
     if (!engine_extend_keys(engine, seq, n_pages))
         n_pages = 0;
     if (restore_first(engine, seq, n_pages))
         return PLACE_LATER;
-    while (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, &plan->work.before,
-                       &match) != 0)
+    while (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, is_large,
+                       &plan->work.before, &match) != 0)
         if (!let_go_of_restored(engine))
             return PLACE_FULL;
     engine_end_restore(seq); /* the seq's own lease holds it now */
     engine_place(engine, seq, slot);
     write_ctl(engine, plan, seq, &match);
-    add_branch_cut(seq, &match);
+    add_cut(seq, &match, (int)match.n_full_tokens); /* the next that shares these pages finds one there */
+    if (is_large)                                   /* the last place from which its like can go on */
+        add_cut(seq, &match, engine->residency.head * PAGE_TOKENS);
     keep_hit(engine, seq, &match);
     seq->len = seq->n_fed = (int)match.n_tokens;
     seq->restore_plan = seq->last_plan = plan->id;
@@ -355,12 +382,33 @@ static bool make_room(struct engine *engine, struct seq *seq) {
     return victim != seq && victim->state == SEQ_WAITING;
 }
 
-static bool grow(struct engine *engine, struct plan *plan, struct seq *seq, int n_tokens) {
-    seq->last_plan = plan->id; /* whatever pages come, their copies are in this plan */
-    while (pages_grow(&engine->pages[seq->slot], seq->len, n_tokens, &plan->work.before) != 0)
-        if (!make_room(engine, seq))
-            return false;
+/* The ring serves one seq at a time. */
+static bool begin_streaming(struct engine *engine, struct seq *seq, int n_pages) {
+    if (engine->streaming || !engine_is_large(engine, seq))
+        return false;
+    engine->streaming = seq;
+    pages_begin_streaming(&engine->pages[seq->slot], n_pages);
     return true;
+}
+
+static bool is_alone(const struct engine *engine) {
+    return engine->n_free_places == engine->options.n_places - 1;
+}
+
+/* A large seq streams as soon as it would take more than its share, or, if it is alone, more than there is. */
+static bool grow(struct engine *engine, struct plan *plan, struct seq *seq, int n_tokens) {
+    struct seq_pages *pages = &engine->pages[seq->slot];
+    int n_streamed = pages_n_streamed(pages), n_pages = (int)div_ceil((uint64_t)n_tokens, PAGE_TOKENS);
+    bool has_room = true;
+
+    seq->last_plan = plan->id; /* whatever pages come, their copies are in this plan */
+    if (n_pages > engine->residency.most)
+        begin_streaming(engine, seq, n_pages);
+    while (has_room && pages_grow(pages, seq->len, n_tokens, &plan->work.before) != 0)
+        has_room = (is_alone(engine) && begin_streaming(engine, seq, n_pages)) || make_room(engine, seq);
+    if (pages_n_streamed(pages) > n_streamed)
+        plan->work.moves_pages_out = true;
+    return has_room;
 }
 
 /* ---- feeding -------------------------------------------------------------------------------------------------------- */
@@ -459,10 +507,40 @@ static void add_cycle(struct engine *engine, struct plan *plan) {
     }
 }
 
+/* ---- streaming ------------------------------------------------------------------------------------------------------ */
+
+static bool is_in_parts(const struct seq *seq, const struct plan_part *parts, int n) {
+    for (int i = 0; i < n; i++)
+        if (parts[i].seq == seq)
+            return true;
+    return false;
+}
+
+static bool is_in_cycle(const struct seq *seq, const struct plan *plan) {
+    for (int i = 0; i < plan->n_cycle; i++)
+        if (plan->cycle[i] == seq)
+            return true;
+    return false;
+}
+
+/* Which pages the passes find in host memory. */
+static void add_streamed(struct engine *engine, struct plan *plan) {
+    const struct seq *seq = engine->streaming;
+    struct device_work *work = &plan->work;
+
+    if (!seq || pages_n_streamed(&engine->pages[seq->slot]) == 0)
+        return;
+    plan_set_streamed(plan, &engine->pages[seq->slot]);
+    work->prefill_streamed.n_seqs = is_in_parts(seq, plan->prefill, plan->n_prefill);
+    work->rerun_streamed.n_seqs = is_in_parts(seq, plan->replay, plan->n_replay);
+    work->cycle_streamed.n_seqs = is_in_cycle(seq, plan);
+}
+
 bool engine_fill(struct engine *engine, struct plan *plan) {
     admit(engine, plan);
     feed(engine, plan);
     add_cycle(engine, plan);
+    add_streamed(engine, plan);
     if (plan->n_prefill > 0) {
         plan->work.prefill = engine->prefill;
         plan->work.prefill_input = &plan->prefill_input;

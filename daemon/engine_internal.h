@@ -18,6 +18,9 @@ struct engine {
     int n_rows_max; /* of a prefill pass */
     struct kv_hasher *hasher;
     struct tables tables;
+    struct streamer *streamer; /* NULL: no seq streams */
+    struct residency residency;
+    struct seq *streaming;   /* who streams: its place has the ring; NULL: nobody */
     struct seq_pages *pages; /* [n_places] */
     struct seq **at_slot;    /* [n_places] who runs there */
     struct model_pass *prefill, *replay, *cycle;
@@ -54,6 +57,7 @@ bool engine_fill(struct engine *engine, struct plan *plan);
 bool engine_has_results(const struct engine *engine, const struct plan *plan);
 void engine_reap(struct engine *engine, struct plan *plan);
 
+void engine_watch_restores(struct engine *engine);
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);
@@ -63,4 +67,6 @@ void engine_place(struct engine *engine, struct seq *seq, int slot);
 bool engine_settle_all(struct engine *engine);
 bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages);
 int engine_positions_max(const struct engine *engine, const struct seq *seq);
+/* It may come to need more pages than the device has, and then streams. */
+bool engine_is_large(const struct engine *engine, const struct seq *seq);
 uint32_t engine_pages_to_decode(const struct engine *engine, const struct seq *seq);

@@ -22,6 +22,35 @@ static int open_lists(struct engine *engine) {
                : -ENOMEM;
 }
 
+/* After the tables, before the passes are recorded. */
+static int open_streaming(struct engine *engine, struct stream *load) {
+    const struct engine_options *o = &engine->options;
+    struct model_space *space = &engine->tables.view;
+    struct streamer_options options = {.backend = o->backend,
+                                       .device = o->device,
+                                       .upload = load,
+                                       .n_places = 1, /* one seq streams at a time */
+                                       .n_pages_max = engine->tables.n_pages_max,
+                                       .region_spans = o->region_spans,
+                                       .layer_bytes = kv_layer_bytes(&space->target_full)};
+    struct kv_shelf_group_stats stats;
+    int r;
+
+    if (!o->shelf)
+        return 0;
+    engine->residency = residency_of((int)engine->view.n_device_pages, o->chunk_rows);
+    r = engine->residency.head >= 0 ? streamer_open(&options, &engine->streamer) : -EINVAL;
+    if (r != 0)
+        return r;
+    space->streamer = engine->streamer;
+    space->target_full.ring = streamer_ring(engine->streamer);
+    kv_shelf_stats(o->shelf, KV_TARGET_FULL, &stats);
+    engine->view.n_host_pages = stats.n_slots;
+    for (int i = 0; r == 0 && i < o->n_places; i++)
+        r = pages_open_streaming(&engine->pages[i], o->shelf, engine->residency);
+    return r;
+}
+
 static int open_tables(struct engine *engine, struct stream *load) {
     const struct engine_options *o = &engine->options;
     int n_pages = (int)div_ceil((uint64_t)o->n_context, PAGE_TOKENS), r;
@@ -54,6 +83,8 @@ static int open_passes(struct engine *engine) {
         r = model_pass_new(o->model, space, &cycle, &engine->cycle);
     for (int i = 0; r == 0 && i < DEVICE_PLANS_MAX; i++)
         r = plan_open(&engine->plans[i], o->backend, o->device, o->model, o->n_places, engine->n_rows_max);
+    for (int i = 0; i < DEVICE_PLANS_MAX; i++)
+        engine->plans[i].work.streamer = engine->streamer;
     return r;
 }
 
@@ -79,7 +110,7 @@ static int time_cycle(struct engine *engine, struct stream *stream, bool specula
         r = backend_stream_wait(o->backend, stream);
     start = o->now_us();
     if (r == 0)
-        r = model_pass_run_cycle(engine->cycle, stream, plan->cycle_list);
+        r = model_pass_run_cycle(engine->cycle, stream, plan->cycle_list, NULL);
     if (r == 0)
         r = backend_stream_wait(o->backend, stream);
     *ret_us = o->now_us() - start;
@@ -117,7 +148,7 @@ int engine_open(const struct engine_options *options, struct engine **ret_engine
     engine->n_rows_max = max_int(options->chunk_rows, options->batch_rows);
     engine->n_free_places = engine->view.n_places = options->n_places;
     kv_store_stats(options->store, &stats);
-    engine->view.n_pages_max = stats.group[KV_TARGET_FULL].n_slots;
+    engine->view.n_device_pages = stats.group[KV_TARGET_FULL].n_slots;
     r = open_lists(engine);
     if (r == 0)
         r = kv_hasher_new(&engine->hasher);
@@ -125,6 +156,8 @@ int engine_open(const struct engine_options *options, struct engine **ret_engine
         r = options->backend->stream_open(options->device, STREAM_COMPUTE, &stream);
     if (r == 0)
         r = open_tables(engine, stream);
+    if (r == 0)
+        r = open_streaming(engine, stream);
     if (r == 0)
         r = open_passes(engine);
     if (r == 0)
@@ -168,6 +201,7 @@ void engine_close(struct engine *engine) {
     model_pass_free(engine->cycle);
     for (int i = 0; engine->pages && i < engine->options.n_places; i++)
         pages_close(&engine->pages[i]);
+    streamer_close(engine->streamer);
     tables_close(&engine->tables);
     kv_hasher_free(engine->hasher);
     free(engine->pages);

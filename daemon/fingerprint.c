@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "digest.h"
 #include "text.h"
 
 enum { READ_BYTES = 1 << 20, EPOCH = 1 /* counts up when a change of our own code changes results */ };
@@ -129,6 +128,18 @@ int fingerprint_read_drafter(const struct model_options *options, uint8_t ret_by
     }
     if (r == 0 && !options->dummy)
         r = add_weights(reader.digest, options->draft_folder, reader.buffer, report);
+    if (r == 0)
+        kv_digest_read(reader.digest, ret_bytes);
+    reader_deinit(&reader);
+    return r;
+}
+
+int fingerprint_read_vocabulary(const char *target_folder, uint8_t ret_bytes[KV_DIGEST_BYTES], struct report *report) {
+    struct reader reader;
+    int r = reader_init(&reader, target_folder, report);
+
+    if (r == 0)
+        r = add_file(reader.digest, target_folder, "tokenizer.json", reader.buffer, report);
     if (r == 0)
         kv_digest_read(reader.digest, ret_bytes);
     reader_deinit(&reader);

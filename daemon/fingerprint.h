@@ -14,3 +14,6 @@ int fingerprint_read(const struct model_options *options, const char *backend, c
 /* The same for the drafter, which guards its own pages alone; zero without one. */
 int fingerprint_read_drafter(const struct model_options *options, uint8_t ret_bytes[KV_DIGEST_BYTES],
                              struct report *report);
+
+/* What token ids are ids of: two models with the same one read each other's token lists. */
+int fingerprint_read_vocabulary(const char *target_folder, uint8_t ret_bytes[KV_DIGEST_BYTES], struct report *report);

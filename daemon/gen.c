@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "conn.h"
+#include "durable.h"
 #include "gen_internal.h"
 
 enum {
@@ -107,9 +108,13 @@ static void extend_session(struct gen *gen, enum proto_finish finish) {
 
     if (!gen->session || finish == PROTO_FINISH_ERROR || !gen->conn)
         return;
-    if (sessions_extend(gen->service->sessions, gen->session, gen->seq->tokens, n) != 0)
+    if (sessions_extend(gen->service->sessions, gen->session, gen->seq->tokens, n) != 0) {
         gen_send_notice(gen, "session_not_kept",
                         "there is no memory for this turn; the session is as it was before it");
+        return;
+    }
+    gen->session->is_parked = false;
+    durable_keep(gen->service, gen->session, NULL);
 }
 
 /* Answers. `is_over`: the engine ended the seq itself. */
@@ -256,6 +261,22 @@ static void refuse_busy(struct gen *gen, int n_waiting) {
     refuse_data(gen, PROTO_BUSY, report.line, data, 2);
 }
 
+/* False: it was refused. What the turn generates is kept whole: it counts for the next one. */
+static bool check_session_room(struct gen *gen) {
+    const struct sessions *sessions = gen->service->sessions;
+    int n_max = gen->service->config.limits.session_tokens_per_uid;
+    struct proto_number data[] = {{"n_session_tokens", 0}, {"session_tokens_per_uid", n_max}};
+
+    if (!gen->session || sessions_have_room(sessions, gen->uid, gen->build.seq->n_prompt - gen->session->n, n_max))
+        return true;
+    data[0].number = sessions_tokens(sessions, gen->uid);
+    refuse_data(gen, PROTO_QUOTA,
+                "with this turn the sessions of this user have more tokens than limits.session_tokens_per_uid allows; "
+                "close one",
+                data, 2);
+    return false;
+}
+
 static void submit(struct gen *gen) {
     struct service *service = gen->service;
     struct seq *seq = gen->build.seq;
@@ -263,6 +284,8 @@ static void submit(struct gen *gen) {
     struct found found = {0};
     int r;
 
+    if (!check_session_room(gen))
+        return;
     engine_look(service->pair.engine, &view);
     if (view.n_waiting >= service->config.sched.queue_max) {
         refuse_busy(gen, view.n_waiting);
@@ -282,8 +305,9 @@ static void submit(struct gen *gen) {
     }
     if (r != 0) {
         report_line(&gen->build.report,
-                    "%d tokens of prompt and up to %d of answer need more pages than the %u of the device",
-                    seq->n_prompt, seq->max_tokens, view.n_pages_max);
+                    "%d tokens of prompt and up to %d of answer need more pages than the %u of the device and %u of "
+                    "host memory",
+                    seq->n_prompt, seq->max_tokens, view.n_device_pages, view.n_host_pages);
         refuse_length(gen);
         return;
     }
@@ -333,13 +357,20 @@ static bool take_session(struct gen *gen) {
     const struct gen_params *p = gen->params;
     struct sessions *sessions = gen->service->sessions;
     struct session *session;
+    struct report report;
 
     gen->build.uid = sessions_namespace(sessions, gen->uid);
     if (p->session.n == 0)
         return sessions_root(sessions, gen->uid, &gen->build.root) == 0;
     session = sessions_find(sessions, gen->uid, p->session);
     if (!session) {
-        refuse(gen, PROTO_NOT_FOUND, "there is no session of this name; session.open makes one");
+        enum proto_code code = durable_missing(gen->service, gen->uid, p->session, &report);
+
+        refuse(gen, code, report.line);
+        return false;
+    }
+    if (session->is_moving) {
+        refuse(gen, PROTO_BUSY, "this session is being parked now; ask again when that is done");
         return false;
     }
     if (session->user) {

@@ -118,6 +118,7 @@ static int print_plan(const struct config *config, bool only_check) {
         return 0;
     text_init(&text, 1 << 20);
     memplan_print(&plan, &text);
+    memplan_print_below(&plan.model, config->kv.host_bytes, config->kv.disk_bytes, &text);
     return print_text(&text);
 }
 

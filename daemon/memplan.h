@@ -13,12 +13,13 @@ struct model_info;
 /* What a pair asks for. */
 struct memplan_model {
     uint64_t slot_bytes[KV_GROUP_N];     /* of a page, of a state; 0: the group does not exist */
+    uint64_t layer_bytes;                /* of a page of target_full: what streaming moves at a time */
     int window;                          /* of draft_sliding, tokens; 0: the group does not exist */
     int max_positions;                   /* the longest context the model was made for */
     uint64_t weight_bytes, buffer_bytes; /* beside kv.device_bytes; 0: not known before loading */
 };
 struct memplan_limits {
-    uint64_t device_bytes;
+    uint64_t device_bytes, host_bytes; /* host_bytes 0: a context fits the device */
     int max_seqs, prefill_chunk;
     int restore_points; /* most of one seq; 0: none are kept */
     int max_context;    /* 0: the model's, or what fits */
@@ -34,13 +35,16 @@ struct memplan {
     int n_restore_points;        /* restore points that the pools hold, each with its window of draft_sliding */
     int pages_per_seq_sliding;   /* draft_sliding pages that one running seq may need at a time */
     int pages_per_restore_point; /* draft_sliding pages that one restore point lists */
-    char notice[256];            /* what was lowered and why; empty: nothing */
+    int region_spans;            /* of the ring for contexts that the device does not hold; 0: there are none */
+    int n_host_pages; /* of target_full that a context may have beside those on the device; 0 without a ring */
+    char notice[256]; /* what was lowered and why; empty: nothing */
 };
 
 enum { MEMPLAN_CONTEXT_MIN = 256 /* a device that holds no more is refused */ };
 
 /* -EINVAL: one seq of the context asked for, or of MEMPLAN_CONTEXT_MIN, does not fit; the report has the sum, which is the
- * device_bytes that would do, and the largest request that fits. */
+ * device_bytes that would do, and the largest request that fits. With host memory, a context that the device does not hold
+ * is streamed, and the report says what both hold. */
 int memplan_make(const struct memplan_model *model, const struct memplan_limits *limits, struct memplan *ret_plan,
                  struct report *report);
 /* Slots of the host tier, with their headers: 70 % of its bytes for pages of target and drafter side by side, 25 % for restore points, 5 % for
@@ -48,9 +52,16 @@ int memplan_make(const struct memplan_model *model, const struct memplan_limits 
 void memplan_host(const struct memplan_model *model, uint64_t host_bytes, uint32_t alignment,
                   uint32_t ret_slots[KV_GROUP_N]);
 
+/* Of kv.disk_bytes, in percent: pages of target and drafter, restore points, the drafter's windows. */
+enum { MEMPLAN_DISK_PAGES_SHARE = 75, MEMPLAN_DISK_STATES_SHARE = 20, MEMPLAN_DISK_SLIDING_SHARE = 5 };
+
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group);
+/* What each step of the longest context brings from host memory; 0: the device holds it. */
+uint64_t memplan_step_bytes(const struct memplan *plan);
 /* The table for people. */
 void memplan_print(const struct memplan *plan, struct text *out);
+/* And what the tiers below hold, those of 0 bytes left out. */
+void memplan_print_below(const struct memplan_model *model, uint64_t host_bytes, uint64_t disk_bytes, struct text *out);
 
 struct memplan_model memplan_model_of(const struct model_info *info);
 struct memplan_limits memplan_limits_of(const struct config *config);

@@ -12,16 +12,6 @@
 
 /* ---- answering ------------------------------------------------------------------------------------------------------ */
 
-static void put_cstr(struct wire_out *out, const char *key, const char *value) {
-    wire_key(out, key);
-    wire_cstr(out, value);
-}
-
-static void put_bool(struct wire_out *out, const char *key, bool value) {
-    wire_key(out, key);
-    wire_bool(out, value);
-}
-
 void call_answer(const struct call *call) {
     struct wire_out *out = call->out;
 
@@ -36,7 +26,7 @@ void call_answer(const struct call *call) {
 
 void call_fail(struct service *service, struct conn *conn, const struct request *request) {
     int refusal = -1;
-    struct call call = {service, conn, (struct request *)request, &service->out, &refusal};
+    struct call call = {service, conn, (struct request *)request, &service->out, &refusal, NULL};
 
     refuse(&call, PROTO_INTERNAL, "out of memory");
     call_answer(&call);
@@ -116,254 +106,6 @@ static void list_gens(const struct call *call) {
     begin(call, 1);
     wire_key(call->out, "gens");
     gens_write_list(call->service->gens, conn_uid(call->conn), conn_is_admin(call->conn), call->out);
-}
-
-/* ---- sessions ------------------------------------------------------------------------------------------------------- */
-
-static void put_session(const struct call *call, const struct session *session) {
-    struct wire_out *out = call->out;
-
-    wire_map(out, 5);
-    put_cstr(out, "name", session->name);
-    put_int(out, "n_tokens", session->n);
-    put_cached(out, service_find(call->service, session->keys, session->tokens, session->n / PAGE_TOKENS));
-    put_bool(out, "pinned", session->is_pinned);
-    put_bool(out, "durable", false); /* no tier outlives the process */
-}
-
-static void answer_session(const struct call *call, const struct session *session) {
-    proto_result_begin(call->out, call->request->id);
-    put_session(call, session);
-}
-
-/* The session that the request names, or NULL: it was refused. */
-static struct session *named_session(const struct call *call, bool must_be_idle) {
-    struct span name = {0};
-    struct session *session;
-
-    request_get_str(call->request, "name", &name);
-    session = sessions_find(call->service->sessions, conn_uid(call->conn), name);
-    if (!session) {
-        refuse(call, PROTO_NOT_FOUND, "there is no session of this name; session.open makes one");
-        return NULL;
-    }
-    if (must_be_idle && session->user) {
-        refuse(call, PROTO_BUSY, "a request uses this session now");
-        return NULL;
-    }
-    return session;
-}
-
-/* What making a session can answer. */
-static void answer_made(const struct call *call, int r, const struct session *session) {
-    if (r == 0)
-        answer_session(call, session);
-    else if (r == SESSIONS_E_QUOTA)
-        refuse(call, PROTO_QUOTA, "this user has as many sessions as limits.sessions_per_uid allows; close one");
-    else
-        refuse(call, PROTO_INTERNAL, strerror(-r));
-}
-
-static void open_session(const struct call *call) {
-    struct session *session = NULL;
-    struct span name = {0};
-    int r;
-
-    request_get_str(call->request, "name", &name);
-    r = sessions_make(call->service->sessions, conn_uid(call->conn), name,
-                      call->service->config.limits.sessions_per_uid, &session);
-    answer_made(call, r, session);
-}
-
-static void close_session(const struct call *call) {
-    struct session *session = named_session(call, true);
-
-    if (!session)
-        return;
-    sessions_drop(call->service->sessions, session);
-    begin(call, 0);
-}
-
-static void list_sessions(const struct call *call) {
-    const struct sessions *sessions = call->service->sessions;
-    uid_t uid = conn_uid(call->conn);
-    uint32_t n = 0;
-
-    for (const struct session *s = sessions_first(sessions); s; s = s->next)
-        n += s->uid == uid;
-    begin(call, 1);
-    wire_key(call->out, "sessions");
-    wire_array(call->out, n);
-    for (const struct session *s = sessions_first(sessions); s; s = s->next)
-        if (s->uid == uid)
-            put_session(call, s);
-}
-
-static void info_session(const struct call *call) {
-    const struct session *session = named_session(call, false);
-
-    if (session)
-        answer_session(call, session);
-}
-
-static void park_session(const struct call *call) {
-    if (named_session(call, true))
-        refuse(call, PROTO_NO_SPACE, "there is no tier below the device to park it in; it stays where it is");
-}
-
-static void fork_session(const struct call *call) {
-    const struct session *session = named_session(call, false);
-    struct sessions *sessions = call->service->sessions;
-    struct session *copy = NULL;
-    struct span new_name = {0};
-    struct report report;
-    int64_t at;
-    int r;
-
-    if (!session)
-        return;
-    at = session->n;
-    request_get_str(call->request, "new_name", &new_name);
-    request_get_int(call->request, "at", &at);
-    if (sessions_find(sessions, session->uid, new_name)) {
-        refuse(call, PROTO_BAD_PARAM, "new_name: there is a session of this name already");
-        return;
-    }
-    if (at > session->n) {
-        report_line(&report, "at: %lld; the session has %d tokens", (long long)at, session->n);
-        refuse(call, PROTO_BAD_PARAM, report.line);
-        return;
-    }
-    r = sessions_fork(sessions, session, new_name, (int)at, call->service->config.limits.sessions_per_uid, &copy);
-    answer_made(call, r, copy);
-}
-
-static void pin_session(const struct call *call) {
-    struct session *session = named_session(call, false);
-
-    if (!session)
-        return;
-    if (sessions_pin(call->service->sessions, session) != 0)
-        refuse(call, PROTO_NO_SPACE,
-               "pinned sessions may hold half of the pages and of the restore points; this one no longer fits");
-    else
-        answer_session(call, session);
-}
-
-static void unpin_session(const struct call *call) {
-    struct session *session = named_session(call, false);
-
-    if (!session)
-        return;
-    sessions_unpin(call->service->sessions, session);
-    answer_session(call, session);
-}
-
-/* ---- the cache ------------------------------------------------------------------------------------------------------ */
-
-struct tier_stats {
-    uint64_t bytes, used_bytes, n_pages, n_hits, n_spilled, n_fetched, n_evicted;
-};
-
-static void put_tier(struct wire_out *out, const char *name, const struct tier_stats *t) {
-    wire_key(out, name);
-    wire_map(out, 7);
-    put_int(out, "bytes", (int64_t)t->bytes);
-    put_int(out, "used_bytes", (int64_t)t->used_bytes);
-    put_int(out, "pages", (int64_t)t->n_pages);
-    put_int(out, "hits", (int64_t)t->n_hits);
-    put_int(out, "spilled", (int64_t)t->n_spilled);
-    put_int(out, "fetched", (int64_t)t->n_fetched);
-    put_int(out, "evicted", (int64_t)t->n_evicted);
-}
-
-static struct tier_stats device_tier(const struct pair *pair) {
-    struct kv_store_stats stats;
-    struct tier_stats t = {0};
-
-    kv_store_stats(pair->store, &stats);
-    for (int g = 0; g < KV_GROUP_N; g++) {
-        const struct kv_group_stats *group = &stats.group[g];
-
-        t.bytes += group->n_slots * pair->plan.model.slot_bytes[g];
-        t.used_bytes += (group->n_slots - group->n_free) * pair->plan.model.slot_bytes[g];
-        t.n_evicted += group->n_evicted;
-    }
-    t.n_pages = stats.n_records;
-    t.n_hits = stats.n_hits;
-    return t;
-}
-
-static struct tier_stats host_tier(const struct pair *pair) {
-    struct kv_restores_stats restores;
-    struct kv_spill_stats spills;
-    struct tier_stats t = {0};
-
-    if (!pair->shelf)
-        return t;
-    for (int g = 0; g < KV_GROUP_N; g++) {
-        struct kv_shelf_group_stats group;
-
-        kv_shelf_stats(pair->shelf, (enum kv_group)g, &group);
-        t.bytes += group.n_slots * pair->plan.model.slot_bytes[g];
-        t.used_bytes += (group.n_slots - group.n_free) * pair->plan.model.slot_bytes[g];
-        t.n_evicted += group.n_evicted;
-        if (g == KV_TARGET_FULL)
-            t.n_pages = group.n_clean;
-    }
-    kv_spill_stats(pair->spill, &spills);
-    kv_restores_stats(pair->restores, &restores);
-    t.n_hits = restores.n_done;
-    t.n_spilled = spills.n_copies;
-    t.n_fetched = restores.n_copies;
-    return t;
-}
-
-static void cache_stats(const struct call *call) {
-    const struct pair *pair = &call->service->pair;
-    struct tier_stats device = device_tier(pair), host = host_tier(pair);
-
-    begin(call, 1);
-    wire_key(call->out, "tiers");
-    wire_map(call->out, 3);
-    put_tier(call->out, "device", &device);
-    put_tier(call->out, "host", &host);
-    put_tier(call->out, "disk", &(struct tier_stats){0});
-}
-
-/* From the device: what is on its way down has arrived, see must_wait(). */
-static void evict(const struct call *call) {
-    const struct pair *pair = &call->service->pair;
-    struct tier_stats before = device_tier(pair), host_before = host_tier(pair), after, host_after;
-    struct span tier = {0};
-    int64_t n_bytes = 0;
-    uint64_t n_freed = 0;
-    bool all = false;
-
-    request_get_str(call->request, "tier", &tier);
-    request_get_int(call->request, "bytes", &n_bytes);
-    request_get_bool(call->request, "all", &all);
-    if (span_is(tier, "device"))
-        n_freed = all ? kv_store_evict_all(pair->store) : kv_store_evict_bytes(pair->store, (uint64_t)n_bytes);
-    if (span_is(tier, "host") && pair->shelf)
-        n_freed = kv_shelf_evict_bytes(pair->shelf, all ? UINT64_MAX : (uint64_t)n_bytes);
-    after = device_tier(pair);
-    host_after = host_tier(pair);
-    begin(call, 2);
-    put_int(call->out, "pages",
-            (int64_t)(before.n_pages - after.n_pages) + (int64_t)(host_before.n_pages - host_after.n_pages));
-    put_int(call->out, "bytes", (int64_t)n_freed);
-}
-
-static void verify(const struct call *call) { /* nothing lies on a disk */
-    begin(call, 2);
-    put_int(call->out, "pages", 0);
-    put_int(call->out, "bad", 0);
-}
-
-static void flush(const struct call *call) {
-    begin(call, 1);
-    put_int(call->out, "pages", 0);
 }
 
 /* ---- the server ----------------------------------------------------------------------------------------------------- */
@@ -477,19 +219,20 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_MODEL_INFO] = model_info_of,
     [METHOD_GEN_CANCEL] = cancel,
     [METHOD_GEN_LIST] = list_gens,
-    [METHOD_SESSION_OPEN] = open_session,
-    [METHOD_SESSION_CLOSE] = close_session,
-    [METHOD_SESSION_LIST] = list_sessions,
-    [METHOD_SESSION_INFO] = info_session,
-    [METHOD_SESSION_PARK] = park_session,
-    [METHOD_SESSION_RESUME] = info_session, /* all there is lies on the device */
-    [METHOD_SESSION_FORK] = fork_session,
-    [METHOD_SESSION_PIN] = pin_session,
-    [METHOD_SESSION_UNPIN] = unpin_session,
+    [METHOD_SESSION_OPEN] = session_open,
+    [METHOD_SESSION_CLOSE] = session_close,
+    [METHOD_SESSION_LIST] = session_list,
+    [METHOD_SESSION_INFO] = session_info,
+    [METHOD_SESSION_PARK] = session_park,
+    [METHOD_SESSION_RESUME] = session_resume,
+    [METHOD_SESSION_FORK] = session_fork,
+    [METHOD_SESSION_PIN] = session_pin,
+    [METHOD_SESSION_UNPIN] = session_unpin,
     [METHOD_CACHE_STATS] = cache_stats,
-    [METHOD_CACHE_EVICT] = evict,
-    [METHOD_CACHE_VERIFY] = verify,
-    [METHOD_CACHE_FLUSH] = flush,
+    [METHOD_CACHE_EVICT] = cache_evict,
+    [METHOD_CACHE_VERIFY] = cache_verify,
+    [METHOD_CACHE_FLUSH] = cache_flush,
+    [METHOD_CACHE_PURGE] = cache_purge,
     [METHOD_SERVER_HEALTH] = health,
     [METHOD_SERVER_STATS] = stats,
     [METHOD_SERVER_METRICS] = server_metrics,
@@ -498,62 +241,10 @@ static void (*const HANDLERS[METHOD_N])(const struct call *call) = {
     [METHOD_SERVER_LOG_LEVEL] = log_level,
 };
 
-/* What leaves the device shall be in host memory by then, if it is to be there at all. */
-static bool must_wait(const struct service *service, const struct request *request) {
-    struct span tier = {0};
-
-    if (request->method != METHOD_CACHE_EVICT) /* others may come while a worker still makes the pair */
-        return false;
-    if (!service->pair.spill || kv_spill_is_idle(service->pair.spill))
-        return false;
-    request_get_str(request, "tier", &tier);
-    return span_is(tier, "device");
-}
-
-static bool wait_for_quiet(struct service *service, struct conn *conn, struct request *request) {
-    struct postponed *postponed = malloc(sizeof *postponed);
-
-    if (!postponed)
-        return false;
-    *postponed = (struct postponed){service->postponed, conn, request};
-    service->postponed = postponed;
-    return true;
-}
-
-void service_answer_postponed(struct service *service) {
-    struct postponed *postponed = service->postponed;
-
-    if (!postponed || !kv_spill_is_idle(service->pair.spill))
-        return;
-    service->postponed = NULL;
-    while (postponed) {
-        struct postponed *next = postponed->next;
-
-        service_request(service, postponed->conn, postponed->request);
-        free(postponed);
-        postponed = next;
-    }
-}
-
-void service_conn_closed(struct service *service, struct conn *conn) {
-    struct postponed **at = &service->postponed;
-
-    while (*at) {
-        struct postponed *postponed = *at;
-
-        if (postponed->conn != conn) {
-            at = &postponed->next;
-            continue;
-        }
-        *at = postponed->next;
-        request_free(postponed->request);
-        free(postponed);
-    }
-}
-
 void service_request(struct service *service, struct conn *conn, struct request *request) {
+    bool is_later = false;
     int refusal = -1;
-    struct call call = {service, conn, request, &service->out, &refusal};
+    struct call call = {service, conn, request, &service->out, &refusal, &is_later};
 
     switch (request->method) {
     case METHOD_GEN_START:
@@ -569,10 +260,18 @@ void service_request(struct service *service, struct conn *conn, struct request 
         reload_start(service, conn, request, NULL);
         break;
     default:
-        if (must_wait(service, request) && wait_for_quiet(service, conn, request))
-            return;
         HANDLERS[request->method](&call);
+        if (is_later)
+            return;
         call_answer(&call);
         request_free(request);
     }
+}
+
+bool service_turn(struct service *service) {
+    return errands_turn(service);
+}
+
+void service_conn_closed(struct service *service, struct conn *conn) {
+    errands_conn_closed(service, conn);
 }

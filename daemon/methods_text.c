@@ -6,6 +6,7 @@
 #include "conn.h"
 #include "later.h"
 #include "methods_internal.h"
+#include "prefetch.h"
 
 enum { INLINE_BYTES = 16 * 1024 /* of a request: what is done on the loop, in well under a millisecond */ };
 
@@ -24,7 +25,7 @@ struct text_call {
 };
 
 static struct call call_of(struct text_call *text) {
-    return (struct call){text->later.service, text->later.conn, text->request, &text->out, &text->refusal};
+    return (struct call){text->later.service, text->later.conn, text->request, &text->out, &text->refusal, NULL};
 }
 
 /* ---- in a worker, or not -------------------------------------------------------------------------------------------- */
@@ -150,6 +151,15 @@ static struct found find_cached(const struct text_call *text) {
     return service_find(text->later.service, text->keys, text->ids, (int)text->n_pages);
 }
 
+/* As far as few enough are asked for; who asks is told what is where, not what comes. */
+static void begin_prefetch(const struct text_call *text) {
+    bool prefetch = false;
+
+    request_get_bool(text->request, "prefetch", &prefetch);
+    if (prefetch && text->n_pages > 0)
+        prefetch_start(text->later.service, text->keys, text->ids, (int)text->n_pages, NULL, NULL, NULL);
+}
+
 static void free_text_call(struct text_call *text) {
     wire_out_deinit(&text->out);
     prompt_deinit(&text->prompt);
@@ -168,6 +178,7 @@ static void finish(struct later *later) {
     if (call.conn && text->refusal < 0 && text->request->method == METHOD_CACHE_LOOKUP) {
         proto_result_begin(call.out, call.request->id);
         service_write_tiers(call.out, find_cached(text));
+        begin_prefetch(text);
     }
     if (call.conn)
         call_answer(&call);

@@ -31,6 +31,30 @@ static const char *tier_value(int label) {
 static const char *part_value(int label) {
     return (const char *const[]){"prefill", "cycle"}[label];
 }
+static const char *spill_value(int label) {
+    return (const char *const[]){"no_job", "no_slot", "failed"}[label];
+}
+static const char *restore_value(int label) {
+    return (const char *const[]){"done", "failed"}[label];
+}
+static const char *skip_value(int label) {
+    return (const char *const[]){"short", "budget", "off", "full", "gone"}[label];
+}
+static const char *disk_error_value(int label) {
+    return (const char *const[]){"read", "late", "write", "sync", "lost", "damaged", "blank"}[label];
+}
+static const char *scanned_value(int label) {
+    return (const char *const[]){"all", "bad", "foreign"}[label];
+}
+static const char *completion_value(int label) {
+    return (const char *const[]){"short", "unknown", "cancelled", "retried"}[label];
+}
+static const char *feature_value(int label) {
+    return (const char *const[]){"direct_io", "io_uring", "registered_files", "registered_buffers"}[label];
+}
+static const char *record_value(int label) {
+    return (const char *const[]){"written", "removed", "failed", "bad"}[label];
+}
 static const char *outcome_value(int label) {
     return (const char *const[]){"hit", "miss"}[label];
 }
@@ -40,6 +64,14 @@ static const struct label_set codes = {"code", PROTO_N_CODES, code_value};
 static const struct label_set groups = {"group", KV_GROUP_N, group_value};
 static const struct label_set tiers = {"tier", 3, tier_value};
 static const struct label_set parts = {"part", 2, part_value};
+static const struct label_set spills = {"cause", METRIC_SPILL_N, spill_value};
+static const struct label_set restores = {"result", METRIC_RESTORE_N, restore_value};
+static const struct label_set skips = {"cause", METRIC_SKIP_N, skip_value};
+static const struct label_set disk_errors = {"kind", METRIC_DISK_ERROR_N, disk_error_value};
+static const struct label_set scanned = {"found", METRIC_SCANNED_N, scanned_value};
+static const struct label_set completions = {"kind", METRIC_COMPLETION_N, completion_value};
+static const struct label_set features = {"feature", METRIC_FEATURE_N, feature_value};
+static const struct label_set record_outcomes = {"outcome", 4, record_value};
 static const struct label_set outcomes = {"outcome", 2, outcome_value};
 static_assert((int)PROTO_N_CODES <= METRIC_LABELS_MAX && (int)PROTO_N_FINISHES <= METRIC_LABELS_MAX,
               "struct metrics has a number for every label");
@@ -77,6 +109,12 @@ static const struct metric_row rows[METRIC_N] = {
     [METRIC_RUNNING] = {"running_seqs", METRIC_GAUGE, .help = "Sequences that run."},
     [METRIC_PREEMPTED] = {"preempted_seqs", METRIC_GAUGE, .help = "Preempted sequences that wait to go on."},
     [METRIC_SESSIONS] = {"sessions", METRIC_GAUGE, .help = "Open sessions."},
+    [METRIC_SESSIONS_UNWRITTEN] = {"sessions_unwritten", METRIC_GAUGE,
+                                   .help = "Sessions whose last change is not on disk yet."},
+    [METRIC_SESSION_RECORDS] = {"session_records_total", METRIC_COUNTER, &record_outcomes,
+                                .help = "Records of sessions written, removed, not written, and found damaged."},
+    [METRIC_SESSION_RECORD_BYTES] = {"session_record_bytes_total", METRIC_COUNTER,
+                                     .help = "Bytes of records of sessions written."},
     [METRIC_CONNECTIONS] = {"connections", METRIC_GAUGE, .help = "Open connections."},
     [METRIC_CONNECTIONS_ACCEPTED] = {"connections_accepted_total", METRIC_COUNTER, .help = "Connections taken."},
     [METRIC_CONNECTIONS_REJECTED] = {"connections_rejected_total", METRIC_COUNTER,
@@ -96,6 +134,59 @@ static const struct metric_row rows[METRIC_N] = {
     [METRIC_EVICTIONS] = {"evictions_total", METRIC_COUNTER, &groups, .help = "Slots emptied to make room."},
     [METRIC_PUBLISHED] = {"published_total", METRIC_COUNTER, &groups, .help = "Slots made findable."},
     [METRIC_RESTORE_POINTS] = {"restore_points", METRIC_GAUGE, .help = "Places from which a request can go on."},
+    [METRIC_STREAMING_PAGES] = {"streaming_seq_pages", METRIC_GAUGE, &tiers,
+                                .help = "Pages of the sequence that the device does not hold, by where they are."},
+    [METRIC_STREAMED_BYTES] = {"streamed_bytes_total", METRIC_COUNTER,
+                               .help = "Bytes of pages that passes read from host memory."},
+    [METRIC_STREAM_FENCES] = {"stream_fences_total", METRIC_COUNTER,
+                              .help = "Fences of such pages that passes have gone through."},
+    [METRIC_HOST_SLOTS] = {"host_slots", METRIC_GAUGE, &groups, .help = "Slots of the host tier."},
+    [METRIC_HOST_CLEAN] = {"host_clean_slots", METRIC_GAUGE, &groups,
+                           .help = "Slots of the host tier that hold a whole page."},
+    [METRIC_HOST_FILLING] = {"host_filling_slots", METRIC_GAUGE, &groups,
+                             .help = "Slots of the host tier that are being filled."},
+    [METRIC_HOST_PINNED] = {"host_pinned_slots", METRIC_GAUGE, &groups,
+                            .help = "Slots of the host tier that a copy or a write needs now."},
+    [METRIC_HOST_EVICTIONS] = {"host_evictions_total", METRIC_COUNTER, &groups,
+                               .help = "Slots of the host tier emptied to make room."},
+    [METRIC_SPILLED_BYTES] = {"spilled_bytes_total", METRIC_COUNTER, .help = "Bytes copied from device to host."},
+    [METRIC_SPILLS_SKIPPED] = {"spills_skipped_total", METRIC_COUNTER, &spills,
+                               .help = "Copies to the host tier that were not made."},
+    [METRIC_RESTORES] = {"restores_total", METRIC_COUNTER, &restores, .help = "Prefixes brought back to the device."},
+    [METRIC_RESTORED_BYTES] = {"restored_bytes_total", METRIC_COUNTER, .help = "Bytes copied from host to device."},
+    [METRIC_DISK_SLOTS] = {"disk_slots", METRIC_GAUGE, &groups, .help = "Slots of the segments on disk."},
+    [METRIC_DISK_STORED] = {"disk_stored_slots", METRIC_GAUGE, &groups, .help = "Slots on disk that can be found."},
+    [METRIC_DISK_WRITING] = {"disk_writing_slots", METRIC_GAUGE, &groups,
+                             .help = "Slots on disk that are being written."},
+    [METRIC_DISK_PINNED] = {"disk_pinned_slots", METRIC_GAUGE, &groups,
+                            .help = "Slots on disk that a restore needs now."},
+    [METRIC_DISK_EVICTIONS] = {"disk_evictions_total", METRIC_COUNTER, &groups,
+                               .help = "Slots on disk emptied to make room."},
+    [METRIC_DISK_FILE_BYTES] = {"disk_file_bytes", METRIC_GAUGE, .help = "Size of the segment files."},
+    [METRIC_DISK_SAVES] = {"disk_saves_total", METRIC_COUNTER, .help = "Prefixes written to disk."},
+    [METRIC_DISK_SAVED_BYTES] = {"disk_saved_bytes_total", METRIC_COUNTER, .help = "Bytes of pages written to disk."},
+    [METRIC_DISK_READ_BYTES] = {"disk_read_bytes_total", METRIC_COUNTER, .help = "Bytes of pages read from disk."},
+    [METRIC_DISK_SKIPPED] = {"disk_skipped_total", METRIC_COUNTER, &skips,
+                             .help = "Prefixes or pages that were not written to disk."},
+    [METRIC_DISK_ERRORS] = {"disk_errors_total", METRIC_COUNTER, &disk_errors,
+                            .help = "Operations on disk that failed, pages lost or damaged with them."},
+    [METRIC_DISK_NEVER_READ] = {"disk_never_read_total", METRIC_COUNTER,
+                                .help = "Slots on disk emptied without having been read."},
+    [METRIC_DISK_OFF] = {"disk_off", METRIC_GAUGE, .help = "1 while the disk makes trouble and is left alone."},
+    [METRIC_DISK_WRITE_OFF] = {"disk_write_off", METRIC_GAUGE, .help = "1 while nothing can be written to disk."},
+    [METRIC_DISK_BREAKER_OPENED] = {"disk_breaker_opened_total", METRIC_COUNTER,
+                                    .help = "How often the disk was left alone."},
+    [METRIC_DISK_BUDGET_BYTES] = {"disk_budget_bytes", METRIC_GAUGE,
+                                  .help = "Bytes that may be written today; -1 without a limit."},
+    [METRIC_DISK_SCANNING] = {"disk_scanning", METRIC_GAUGE, .help = "1 while the folder is being read at start."},
+    [METRIC_DISK_SCANNED] = {"disk_scanned_total", METRIC_COUNTER, &scanned,
+                             .help = "Slot headers read at start; those that were damaged or another store's."},
+    [METRIC_DISK_COMPLETIONS] = {"disk_odd_completions_total", METRIC_COUNTER, &completions,
+                                 .help = "Operations on disk that ended otherwise than asked."},
+    [METRIC_DISK_QUARANTINED_BYTES] = {"disk_quarantined_bytes", METRIC_GAUGE,
+                                       .help = "Memory that the kernel keeps past the deadline of its operation."},
+    [METRIC_DISK_FEATURE] = {"disk_feature", METRIC_GAUGE, &features,
+                             .help = "1 if the disk tier uses it, 0 if it does without."},
     [METRIC_LOOKUPS] = {"prefix_lookups_total", METRIC_COUNTER, &outcomes,
                         .help = "Prompts looked up, by whether any of their beginning was held."},
     [METRIC_LOG_DROPPED] = {"log_dropped_total", METRIC_COUNTER, .help = "Log lines that could not be written."},

@@ -27,6 +27,9 @@ enum metric {
     METRIC_RUNNING,
     METRIC_PREEMPTED,
     METRIC_SESSIONS,
+    METRIC_SESSIONS_UNWRITTEN,
+    METRIC_SESSION_RECORDS, /* enum metric_record */
+    METRIC_SESSION_RECORD_BYTES,
     METRIC_CONNECTIONS,
     METRIC_CONNECTIONS_ACCEPTED,
     METRIC_CONNECTIONS_REJECTED,
@@ -42,17 +45,86 @@ enum metric {
     METRIC_EVICTIONS,
     METRIC_PUBLISHED, /* enum kv_group */
     METRIC_RESTORE_POINTS,
-    METRIC_LOOKUPS,     /* enum metric_lookup */
-    METRIC_LOG_DROPPED, /* struct log: n_lost */
-    METRIC_LOOP_CPU_US, /* written in seconds */
-    METRIC_UPTIME_US,   /* written in seconds */
+    METRIC_STREAMING_PAGES, /* enum metric_tier */
+    METRIC_STREAMED_BYTES,
+    METRIC_STREAM_FENCES,
+    METRIC_HOST_SLOTS, /* this and the next four: enum kv_group */
+    METRIC_HOST_CLEAN,
+    METRIC_HOST_FILLING,
+    METRIC_HOST_PINNED,
+    METRIC_HOST_EVICTIONS,
+    METRIC_SPILLED_BYTES,
+    METRIC_SPILLS_SKIPPED, /* enum metric_spill */
+    METRIC_RESTORES,       /* enum metric_restore */
+    METRIC_RESTORED_BYTES,
+    METRIC_DISK_SLOTS, /* this and the next four: enum kv_group */
+    METRIC_DISK_STORED,
+    METRIC_DISK_WRITING,
+    METRIC_DISK_PINNED,
+    METRIC_DISK_EVICTIONS,
+    METRIC_DISK_FILE_BYTES,
+    METRIC_DISK_SAVES,
+    METRIC_DISK_SAVED_BYTES,
+    METRIC_DISK_READ_BYTES,
+    METRIC_DISK_SKIPPED, /* enum metric_skip */
+    METRIC_DISK_ERRORS,  /* enum metric_disk_error */
+    METRIC_DISK_NEVER_READ,
+    METRIC_DISK_OFF,
+    METRIC_DISK_WRITE_OFF,
+    METRIC_DISK_BREAKER_OPENED,
+    METRIC_DISK_BUDGET_BYTES,
+    METRIC_DISK_SCANNING,
+    METRIC_DISK_SCANNED,     /* enum metric_scanned */
+    METRIC_DISK_COMPLETIONS, /* odd ones; enum metric_completion */
+    METRIC_DISK_QUARANTINED_BYTES,
+    METRIC_DISK_FEATURE, /* enum metric_feature */
+    METRIC_LOOKUPS,      /* enum metric_lookup */
+    METRIC_LOG_DROPPED,  /* struct log: n_lost */
+    METRIC_LOOP_CPU_US,  /* written in seconds */
+    METRIC_UPTIME_US,    /* written in seconds */
     METRIC_READY,
     METRIC_N
 };
 
 enum metric_tier { METRIC_TIER_DEVICE, METRIC_TIER_HOST, METRIC_TIER_DISK };
+enum metric_record { METRIC_RECORD_WRITTEN, METRIC_RECORD_REMOVED, METRIC_RECORD_FAILED, METRIC_RECORD_BAD };
 enum metric_part { METRIC_PART_PREFILL, METRIC_PART_CYCLE };
 enum metric_lookup { METRIC_LOOKUP_HIT, METRIC_LOOKUP_MISS };
+enum metric_spill { METRIC_SPILL_NO_JOB, METRIC_SPILL_NO_SLOT, METRIC_SPILL_FAILED, METRIC_SPILL_N };
+enum metric_restore { METRIC_RESTORE_DONE, METRIC_RESTORE_FAILED, METRIC_RESTORE_N };
+enum metric_skip {
+    METRIC_SKIP_SHORT,
+    METRIC_SKIP_BUDGET,
+    METRIC_SKIP_OFF,
+    METRIC_SKIP_FULL,
+    METRIC_SKIP_GONE,
+    METRIC_SKIP_N
+};
+enum metric_disk_error {
+    METRIC_DISK_ERROR_READ,
+    METRIC_DISK_ERROR_LATE,
+    METRIC_DISK_ERROR_WRITE,
+    METRIC_DISK_ERROR_SYNC,
+    METRIC_DISK_ERROR_LOST,
+    METRIC_DISK_ERROR_DAMAGED,
+    METRIC_DISK_ERROR_BLANK,
+    METRIC_DISK_ERROR_N
+};
+enum metric_scanned { METRIC_SCANNED_ALL, METRIC_SCANNED_BAD, METRIC_SCANNED_FOREIGN, METRIC_SCANNED_N };
+enum metric_completion {
+    METRIC_COMPLETION_SHORT,
+    METRIC_COMPLETION_UNKNOWN,
+    METRIC_COMPLETION_CANCELLED,
+    METRIC_COMPLETION_RETRIED,
+    METRIC_COMPLETION_N
+};
+enum metric_feature {
+    METRIC_FEATURE_DIRECT,
+    METRIC_FEATURE_RING,
+    METRIC_FEATURE_FILES,
+    METRIC_FEATURE_BUFFERS,
+    METRIC_FEATURE_N
+};
 /* Seconds, but for the last. */
 enum metric_histogram {
     METRIC_TTFT,

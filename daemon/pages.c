@@ -32,11 +32,21 @@ int pages_open(struct seq_pages *p, struct kv_store *store, const struct tables 
     return r;
 }
 
+int pages_open_streaming(struct seq_pages *p, struct kv_shelf *shelf, struct residency residency) {
+    p->shelf = shelf;
+    p->residency = residency;
+    p->streamed = calloc((size_t)p->tables->n_pages_max, sizeof *p->streamed);
+    p->streamed_records = calloc((size_t)p->tables->n_pages_max, sizeof *p->streamed_records);
+    return p->streamed && p->streamed_records ? 0 : -ENOMEM;
+}
+
 void pages_close(struct seq_pages *p) {
     if (!p->own)
         return;
     kv_lease_deinit(&p->lease);
     free(p->own);
+    free(p->streamed);
+    free(p->streamed_records);
     p->own = NULL;
 }
 
@@ -83,12 +93,13 @@ static int take_states(struct seq_pages *p) {
     return r;
 }
 
-int pages_begin(struct seq_pages *p, const struct seq_keys *keys, struct device_copies *copies,
+int pages_begin(struct seq_pages *p, const struct seq_keys *keys, bool is_large, struct device_copies *copies,
                 struct kv_match *ret_match) {
     struct kv_match match = {0};
     const void *state;
     int r;
 
+    assert(!is_large || keys->n_pages <= p->residency.head);
     if (keys->n_pages > 0) /* before the states: they must not push out what is about to be used */
         kv_store_match(p->store, &p->lease, keys->keys, keys->tokens, (uint32_t)keys->n_pages, &match);
     r = take_states(p);
@@ -99,6 +110,7 @@ int pages_begin(struct seq_pages *p, const struct seq_keys *keys, struct device_
     }
     if (r != 0)
         return r;
+    p->is_large = is_large;
     p->first_sliding = 0;
     p->has_draft = true;
     p->draft_valid_from = (int)match.draft_valid_from;
@@ -147,47 +159,108 @@ static void trim_sliding(struct seq_pages *p, int len, struct device_copies *cop
     }
 }
 
-static int grow_group(struct seq_pages *p, enum kv_group group, int n, struct device_copies *copies) {
+void pages_begin_streaming(struct seq_pages *p, int n_pages) {
+    int head = min_int(p->residency.head, n_pages - p->residency.tail);
+
+    assert(p->is_large && p->n_published <= p->residency.head);
+    p->streams = true;
+    p->first_streamed = p->end_streamed = max_int(p->n_published, head);
+}
+
+/* What names a slot of the shelf that only its owner shall find: no key is like this. */
+static struct kv_page_name private_name(const struct seq_pages *p, int page) {
+    static const int32_t no_tokens[PAGE_TOKENS];
+    struct kv_page_name name = {.page_idx = (uint32_t)page, .tokens = no_tokens};
+    uint32_t number = (uint32_t)page * 0x9e3779b1u;
+
+    memcpy(name.key.bytes, &number, sizeof number);
+    memcpy(name.key.bytes + sizeof number, &p->slot, sizeof p->slot);
+    return name;
+}
+
+/* The oldest page that may go moves to host memory: behind all that wrote it, before all that may write its slot, which the
+ * seq itself fills next. False: none may go, or host memory is full. */
+static bool move_out(struct seq_pages *p, int len, struct device_copies *copies, uint32_t *ret_slot) {
+    int32_t *row = tables_pages(p->tables, KV_TARGET_FULL, p->slot);
+    size_t page_bytes = p->tables->view.target_full.page_bytes;
+    int page = p->end_streamed;
+    struct kv_page_name name = private_name(p, page);
+    void *payload;
+
+    if (!p->streams || page >= len / PAGE_TOKENS)
+        return false;
+    if (kv_shelf_reserve(p->shelf, &name, KV_TARGET_FULL, &p->streamed_records[page], &payload) != 0)
+        return false;
+    assert(p->own[page] & 1u << KV_TARGET_FULL);
+    p->streamed[page] = payload;
+    *ret_slot = (uint32_t)row[page];
+    device_copies_add(copies, payload, (char *)p->tables->view.target_full.arena + *ret_slot * page_bytes, page_bytes);
+    p->own[page] &= (uint8_t) ~(1u << KV_TARGET_FULL);
+    row[page] = streamer_entry(p->tables->view.streamer, 0, page);
+    p->end_streamed++;
+    return true;
+}
+
+static int take_target(struct seq_pages *p, int len, struct device_copies *copies, uint32_t *ret_slot) {
+    bool has_most = p->n_pages[KV_TARGET_FULL] - pages_n_streamed(p) >= p->residency.most;
+
+    if (has_most && move_out(p, len, copies, ret_slot))
+        return 0;
+    if (kv_store_take(p->store, KV_TARGET_FULL, ret_slot) == 0)
+        return 0;
+    return move_out(p, len, copies, ret_slot) ? 0 : KV_STORE_E_FULL;
+}
+
+static int grow_target(struct seq_pages *p, int len, int n, struct device_copies *copies) {
+    int32_t *row = tables_pages(p->tables, KV_TARGET_FULL, p->slot);
+    int from = p->n_pages[KV_TARGET_FULL], from_streamed = p->end_streamed, r = 0;
+
+    while (p->n_pages[KV_TARGET_FULL] < n) {
+        int page = p->n_pages[KV_TARGET_FULL];
+        uint32_t slot;
+
+        r = take_target(p, len, copies, &slot);
+        if (r != 0)
+            break;
+        p->own[page] |= (uint8_t)(1u << KV_TARGET_FULL);
+        row[page] = (int32_t)slot;
+        p->n_pages[KV_TARGET_FULL]++;
+    }
+    tables_push_pages(p->tables, copies, KV_TARGET_FULL, p->slot, from_streamed, p->end_streamed - from_streamed);
+    tables_push_pages(p->tables, copies, KV_TARGET_FULL, p->slot, from, p->n_pages[KV_TARGET_FULL] - from);
+    return r;
+}
+
+static void grow_draft(struct seq_pages *p, enum kv_group group, int n, struct device_copies *copies) {
     int32_t *row = tables_pages(p->tables, group, p->slot);
-    int from = p->n_pages[group], r = 0;
+    int from = p->n_pages[group];
 
     while (p->n_pages[group] < n) {
-        int page = p->n_pages[group];
+        int page = p->n_pages[group]++;
         uint32_t slot = 0;
-        bool is_wanted =
-            group == KV_TARGET_FULL || (p->has_draft && (group == KV_DRAFT_FULL || page >= p->first_sliding));
+        bool is_wanted = p->has_draft && (group == KV_DRAFT_FULL || page >= p->first_sliding);
 
-        if (is_wanted) {
-            r = kv_store_take(p->store, group, &slot);
-            if (r == KV_STORE_E_FULL && group != KV_TARGET_FULL) {
-                p->has_draft = false;
-                slot = 0;
-                r = 0;
-            }
-            if (r != 0)
-                break;
-            if (slot != 0)
-                p->own[page] |= (uint8_t)(1u << group);
-        }
+        if (is_wanted && kv_store_take(p->store, group, &slot) != 0)
+            p->has_draft = false;
+        else if (is_wanted)
+            p->own[page] |= (uint8_t)(1u << group);
         row[page] = (int32_t)slot;
-        p->n_pages[group]++;
     }
     tables_push_pages(p->tables, copies, group, p->slot, from, p->n_pages[group] - from);
-    return r;
 }
 
 int pages_grow(struct seq_pages *p, int len, int n_tokens, struct device_copies *copies) {
     int n = (int)div_ceil((uint64_t)n_tokens, PAGE_TOKENS), r;
 
     assert(n <= p->tables->n_pages_max);
-    r = grow_group(p, KV_TARGET_FULL, n, copies);
+    r = grow_target(p, len, n, copies);
     if (r != 0)
         return r;
     if (group_exists(p, KV_DRAFT_FULL))
-        grow_group(p, KV_DRAFT_FULL, n, copies);
+        grow_draft(p, KV_DRAFT_FULL, n, copies);
     if (group_exists(p, KV_DRAFT_SLIDING)) {
         trim_sliding(p, len, copies);
-        grow_group(p, KV_DRAFT_SLIDING, n, copies);
+        grow_draft(p, KV_DRAFT_SLIDING, n, copies);
     }
     return 0;
 }
@@ -255,11 +328,11 @@ static bool publish_page(struct seq_pages *p, const struct seq_keys *keys, int p
 }
 
 void pages_publish(struct seq_pages *p, const struct seq_keys *keys, int n_tokens, uint32_t state_slot) {
-    int n = n_tokens / PAGE_TOKENS;
+    int n = n_tokens / PAGE_TOKENS, n_most = p->streams ? p->first_streamed : p->is_large ? p->residency.head : n;
     bool taken = false;
 
     assert(n <= keys->n_pages);
-    while (p->n_published < n && publish_page(p, keys, p->n_published, n_tokens))
+    while (p->n_published < min_int(n, n_most) && publish_page(p, keys, p->n_published, n_tokens))
         p->n_published++;
     if (state_slot == KV_NO_SLOT)
         return;
@@ -279,6 +352,10 @@ void pages_end(struct seq_pages *p) {
                 give_page(p, group, i);
         p->n_pages[group] = 0;
     }
+    for (int i = p->first_streamed; i < p->end_streamed; i++)
+        kv_shelf_abandon(p->shelf, p->streamed_records[i], KV_TARGET_FULL);
+    p->streams = false;
+    p->first_streamed = p->end_streamed = 0;
     give_state(p, &p->live);
     give_state(p, &p->rolling);
     give_state(p, &p->held);

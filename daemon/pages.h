@@ -1,8 +1,13 @@
 /* pages: where the K/V and states of one running seq lie: its rows of the tables, what it holds of the store's index and
  * what is its own. Turns a hit into page tables, grows them, lets sliding pages go and publishes what is committed. Knows
- * neither requests nor plans: copies that a change needs are appended to a list in stream order. */
+ * neither requests nor plans: copies that a change needs are appended to a list in stream order.
+ *
+ * A seq that streams keeps a part of its target pages in host memory: [first_streamed, end_streamed). They were its own,
+ * complete and committed, and are nobody else's there either. */
 #pragma once
 #include "lease.h"
+#include "residency.h"
+#include "shelf.h"
 #include "store.h"
 #include "tables.h"
 
@@ -20,6 +25,14 @@ struct seq_pages { /* one for each place, made at start */
     bool has_draft;               /* false once a draft pool was empty: the seq goes on without drafting */
     uint32_t live, rolling, held; /* state slots; held: the restore point taken last, or KV_NO_SLOT */
     int held_tokens;              /* what it is the state after */
+
+    struct kv_shelf *shelf; /* NULL: no seq streams */
+    struct residency residency;
+    bool is_large; /* it may come to stream: what it may then have to move is not published */
+    bool streams;
+    int first_streamed, end_streamed;
+    const void **streamed;      /* [n_pages_max] where the bytes of those pages lie */
+    uint32_t *streamed_records; /* [n_pages_max] of the shelf: reserved, and found by nobody */
 };
 
 /* A prompt's identity: what the index is asked with. */
@@ -31,16 +44,26 @@ struct seq_keys {
 
 int pages_open(struct seq_pages *pages, struct kv_store *store, const struct tables *tables, int slot,
                int sliding_window);
+/* Seqs of this place may stream: into slots of the shelf, through the streamer of the tables. -ENOMEM. */
+int pages_open_streaming(struct seq_pages *pages, struct kv_shelf *shelf, struct residency residency);
 void pages_close(struct seq_pages *pages);
 
 /* Takes states and whatever the index has of keys (none: n_pages 0). The copies set up tables and the live state; the
- * restore point is held until pages_restored(). KV_STORE_E_FULL: no state slots; nothing is taken. */
-int pages_begin(struct seq_pages *pages, const struct seq_keys *keys, struct device_copies *copies,
+ * restore point is held until pages_restored(). KV_STORE_E_FULL: no state slots; nothing is taken. is_large: keys are of
+ * residency.head pages at most. */
+int pages_begin(struct seq_pages *pages, const struct seq_keys *keys, bool is_large, struct device_copies *copies,
                 struct kv_match *ret_match);
 void pages_restored(struct seq_pages *pages); /* the copies of pages_begin are done */
 
-/* Room for positions [0, n_tokens); len: the least that is committed, which decides what the window still needs.
- * KV_STORE_E_FULL: the target's pool is empty; what was got is kept. An empty draft pool only clears has_draft. */
+/* From now on the seq, which is large and wants n_pages of target_full, streams. */
+void pages_begin_streaming(struct seq_pages *pages, int n_pages);
+static inline int pages_n_streamed(const struct seq_pages *pages) {
+    return pages->end_streamed - pages->first_streamed;
+}
+
+/* Room for positions [0, n_tokens); len: what plans that are done have committed, which decides what the window still
+ * needs and which pages may go to host memory. KV_STORE_E_FULL: the target's pool is empty, and nothing can go; what was
+ * got is kept. An empty draft pool only clears has_draft. */
 int pages_grow(struct seq_pages *pages, int len, int n_tokens, struct device_copies *copies);
 
 /* A restore point was written into the rolling slot: it becomes the held one, if the pool has another slot to roll into.
@@ -56,7 +79,8 @@ uint32_t pages_take_state(struct seq_pages *pages);
 void pages_give_state(struct seq_pages *pages, uint32_t state_slot);
 
 /* Makes pages up to the multiple of 64 at n_tokens findable, with the restore point there if state_slot is not
- * KV_NO_SLOT: it goes to the index or back to the pool. All of these tokens must be committed and their keys known. */
+ * KV_NO_SLOT: it goes to the index or back to the pool. All of these tokens must be committed and their keys known. Of a
+ * large seq only the head is published, and restore points in it. */
 void pages_publish(struct seq_pages *pages, const struct seq_keys *keys, int n_tokens, uint32_t state_slot);
 
 /* Gives everything back. No work that reads or writes these pages may be on its way. */

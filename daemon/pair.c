@@ -65,12 +65,28 @@ static int open_device(const struct config *config, const struct backend **ret_b
     return 0;
 }
 
+enum { PAGES_MIN = 32, STATES_MIN = 2 /* of the host tier, for the disk's to pass through it side by side */ };
+
+static int check_host(const struct config *config, const struct memplan_model *model, struct report *report) {
+    uint32_t n_slots[KV_GROUP_N];
+
+    memplan_host(model, config->kv.host_bytes, FORMAT_ALIGN_MIN, n_slots);
+    if (!config_has_disk(config) || (n_slots[KV_TARGET_FULL] >= PAGES_MIN && n_slots[KV_TARGET_STATE] >= STATES_MIN))
+        return 0;
+    return report_error(report, -EINVAL,
+                        "kv.disk_bytes: what lies on disk comes and goes through host memory, and kv.host_bytes = %llu "
+                        "holds %u pages and %u restore points; %d and %d are needed",
+                        (unsigned long long)config->kv.host_bytes, n_slots[KV_TARGET_FULL], n_slots[KV_TARGET_STATE],
+                        PAGES_MIN, STATES_MIN);
+}
+
 static int make_plan(const struct config *config, const struct model_info *info, struct memplan *ret_plan,
                      struct report *report) {
     struct memplan_model model = memplan_model_of(info);
     struct memplan_limits limits = memplan_limits_of(config);
+    int r = check_host(config, &model, report);
 
-    return memplan_make(&model, &limits, ret_plan, report);
+    return r == 0 ? memplan_make(&model, &limits, ret_plan, report) : r;
 }
 
 int pair_plan(const struct config *config, struct memplan *ret_plan, struct report *report) {
@@ -121,7 +137,17 @@ static int open_model(struct pair *pair, struct model_options *options, struct r
     return r == 0 ? 0 : report_error(report, r, "%s: out of memory", options->target_folder);
 }
 
-static int open_store(struct pair *pair, const struct model_options *options, struct report *report) {
+/* Pages on disk are found again with the same secret only; where none outlive the process, nor does it. */
+static int get_secret(const struct cache_folder *folder, uint8_t ret_secret[KV_KEY_BYTES]) {
+    if (folder) {
+        memcpy(ret_secret, folder->secret.bytes, KV_KEY_BYTES);
+        return 0;
+    }
+    return getrandom(ret_secret, KV_KEY_BYTES, 0) == KV_KEY_BYTES ? 0 : -EIO;
+}
+
+static int open_store(struct pair *pair, const struct model_options *options, const struct cache_folder *folder,
+                      struct report *report) {
     const struct memplan *plan = &pair->plan;
     struct kv_store_options store = {.backend = pair->backend,
                                      .device = pair->device,
@@ -138,27 +164,27 @@ static int open_store(struct pair *pair, const struct model_options *options, st
     for (int i = 0; i < KV_KEY_BYTES; i++)
         snprintf(pair->fingerprint + 2 * i, 3, "%02x", store.fingerprint[i]);
     pair->fingerprint[2 * 16] = '\0'; /* the digest has 128 bits */
-    if (getrandom(store.secret, sizeof store.secret, 0) != (ssize_t)sizeof store.secret)
+    if (get_secret(folder, store.secret) != 0)
         return report_error(report, -EIO, "the kernel gives no random bytes: %s", strerror(errno));
     for (int g = 0; g < KV_GROUP_N; g++) {
         store.group[g].slot_bytes = plan->model.slot_bytes[g];
         store.group[g].n_slots = (uint32_t)plan->n_slots[g];
     }
     r = kv_store_open(&store, &pair->store);
+    explicit_bzero(store.secret, sizeof store.secret);
     return r == 0 ? 0
                   : report_error(report, r, "kv.device_bytes: the pools cannot be reserved: %s; --plan prints them",
                                  strerror(-r));
 }
-
-enum { SPILLS = 8, RESTORES = 8 /* on their way at a time */ };
 
 /* The host tier, if there is one. */
 static int open_tiers(struct pair *pair, const struct config *config, const struct kv_work *work,
                       struct report *report) {
     uint32_t n_pages = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS), n_slots[KV_GROUP_N];
     struct kv_shelf_options shelf = {.backend = pair->backend, .device = pair->device, .alignment = pair->alignment};
-    struct kv_spill_options spill = {.store = pair->store, .work = *work, .n_jobs = SPILLS, .n_pages_max = n_pages};
-    struct kv_restores_options restores = {.store = pair->store, .n_restores = RESTORES, .n_pages_max = n_pages};
+    struct kv_spill_options spill = {
+        .store = pair->store, .work = *work, .n_jobs = PAIR_SPILLS, .n_pages_max = n_pages};
+    struct kv_restores_options restores = {.store = pair->store, .n_restores = PAIR_RESTORES, .n_pages_max = n_pages};
     int r = device_thread_start(pair->backend, pair->device, &pair->thread);
 
     if (r == 0) {
@@ -193,12 +219,11 @@ static int open_tiers(struct pair *pair, const struct config *config, const stru
                                  (unsigned long long)config->kv.host_bytes, strerror(-r));
 }
 
-enum { PAGES_SHARE = 75, STATES_SHARE = 20, SLIDING_SHARE = 5 /* of kv.disk_bytes, in percent */ };
-
-int pair_open_disk(struct pair *pair, const struct config *config, const struct disk_folder *segments,
-                   const struct secret *secret, const struct kv_work *work, uint64_t (*now_us)(void),
+int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
+                   const struct kv_work *work, uint64_t (*now_us)(void),
+                   void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user,
                    struct report *report) {
-    struct kv_vault_options options = {.folder = segments,
+    struct kv_vault_options options = {.folder = &folder->segments,
                                        .work = work,
                                        .shelf = pair->shelf,
                                        .disk_bytes = config->kv.disk_bytes,
@@ -206,23 +231,26 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
                                        .n_pages_min = (uint32_t)config->kv.disk_min_tokens / PAGE_TOKENS,
                                        .write_bytes_per_day = config->kv.disk_write_bytes_per_day,
                                        .deadline_us = (uint64_t)config->kv.disk_timeout_ms * 1000,
-                                       .now_us = now_us};
+                                       .now_us = now_us,
+                                       .on_saved = on_saved,
+                                       .user = user};
     uint64_t page_bytes = pair->plan.model.slot_bytes[KV_TARGET_FULL] + pair->plan.model.slot_bytes[KV_DRAFT_FULL];
     struct disk_buffer buffers[KV_GROUP_N];
     int r;
 
     for (int g = 0; g < KV_GROUP_N; g++) {
         options.group[g].slot_bytes = (uint32_t)kv_shelf_slot_bytes(pair->shelf, (enum kv_group)g);
-        options.group[g].share = g == KV_TARGET_STATE ? STATES_SHARE
-                                 : g == KV_DRAFT_SLIDING
-                                     ? SLIDING_SHARE
-                                     : (uint32_t)div_ceil(PAGES_SHARE * pair->plan.model.slot_bytes[g], page_bytes);
+        options.group[g].share =
+            g == KV_TARGET_STATE ? MEMPLAN_DISK_STATES_SHARE
+            : g == KV_DRAFT_SLIDING
+                ? MEMPLAN_DISK_SLIDING_SHARE
+                : (uint32_t)div_ceil(MEMPLAN_DISK_PAGES_SHARE * pair->plan.model.slot_bytes[g], page_bytes);
         if (kv_shelf_memory(pair->shelf, (enum kv_group)g, &buffers[options.n_buffers].start,
                             &buffers[options.n_buffers].bytes))
             options.n_buffers++;
     }
     options.buffers = buffers;
-    memcpy(options.store_id, secret->store_id, sizeof options.store_id);
+    memcpy(options.store_id, folder->secret.store_id, sizeof options.store_id);
     memcpy(options.fingerprint, pair->fingerprint_bytes, sizeof options.fingerprint);
     memcpy(options.drafter, pair->drafter, sizeof options.drafter);
     r = kv_vault_open(&options, &pair->vault);
@@ -244,6 +272,8 @@ static int open_engine(struct pair *pair, const struct config *config, uint64_t 
                                      .thread = pair->thread,
                                      .spill = pair->spill,
                                      .restores = config->kv.restore == CONFIG_RESTORE_NEVER ? NULL : pair->restores,
+                                     .shelf = pair->plan.region_spans > 0 ? pair->shelf : NULL,
+                                     .region_spans = pair->plan.region_spans,
                                      .restore_always = config->kv.restore == CONFIG_RESTORE_ALWAYS,
                                      .n_places = pair->plan.max_seqs,
                                      .n_seqs_max = 2 * pair->plan.max_seqs + 65536, /* sched.queue_max may change */
@@ -267,7 +297,8 @@ static char *last_name(const char *path) {
 }
 
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
-              struct pair_progress *progress, struct pair *ret_pair, struct report *report) {
+              const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
+              struct report *report) {
     struct model_options options = options_of(config);
     struct pair pair = {0};
     struct model_info info;
@@ -288,7 +319,7 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
         r = open_model(&pair, &options, report);
     report_progress(progress, 70, "reserving the cache");
     if (r == 0)
-        r = open_store(&pair, &options, report);
+        r = open_store(&pair, &options, folder, report);
     if (r == 0)
         r = open_tiers(&pair, config, work, report);
     report_progress(progress, 85, "warming up");

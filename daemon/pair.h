@@ -1,6 +1,7 @@
 /* pair: what is loaded: device, model and drafter, tokenizer, store and engine, made from a configuration in the order in
  * which they need each other. Loading blocks and runs on a worker thread; what comes out belongs to the loop. */
 #pragma once
+#include "cache_folder.h"
 #include "config.h"
 #include "copies.h"
 #include "engine.h"
@@ -9,6 +10,8 @@
 #include "digest.h"
 #include "prompt.h"
 #include "secret.h"
+
+enum { PAIR_SPILLS = 8, PAIR_RESTORES = 8 /* chains on their way at a time */ };
 
 struct pair {
     const struct backend *backend;
@@ -40,13 +43,15 @@ struct pair_progress {
     const char *what; /* atomic: a literal */
 };
 
-/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. */
+/* 0, or a negative errno with a line: nothing is kept. work: for pages' checksums; used on the loop. folder: NULL without a
+ * disk tier; outlives the pair. */
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
-              struct pair_progress *progress, struct pair *ret_pair, struct report *report);
-/* The disk tier, below a host tier that is open already; on the loop. */
-int pair_open_disk(struct pair *pair, const struct config *config, const struct disk_folder *segments,
-                   const struct secret *secret, const struct kv_work *work, uint64_t (*now_us)(void),
-                   struct report *report);
+              const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
+              struct report *report);
+/* The disk tier, below a host tier that is open already; on the loop. on_saved: see vault.h. */
+int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
+                   const struct kv_work *work, uint64_t (*now_us)(void),
+                   void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user, struct report *report);
 /* Stops the device thread; what was on its way is done. The loop then gives out the last results of copies, and closes. */
 void pair_stop(struct pair *pair);
 void pair_close(struct pair *pair);

@@ -6,7 +6,8 @@
 #include <string.h>
 
 enum {
-    COPIES_PER_SEQ = 20, /* an admission: 13; running: 3 groups twice, states, fields */
+    COPIES_PER_SEQ =
+        20, /* an admission: 13; running: 3 groups twice, states, fields; pages that move out come on top */
     WORDS_PER_SEQ = 4,
 };
 
@@ -30,7 +31,7 @@ int plan_open(struct plan *plan, const struct backend *backend, struct device *d
     plan->words = devmem_take(&plan->mem, MEM_HOST, (size_t)plan->n_words_max * sizeof *plan->words);
     r = plan->prefill && plan->replay && plan->cycle && plan->cycle_list && plan->words ? 0 : -ENOMEM;
     if (r == 0)
-        r = open_copies(&plan->work.before, n_segs_max * COPIES_PER_SEQ);
+        r = open_copies(&plan->work.before, n_segs_max * COPIES_PER_SEQ + n_rows_max / PAGE_TOKENS);
     if (r == 0)
         r = open_copies(&plan->work.between, n_segs_max);
     if (r == 0)
@@ -62,6 +63,9 @@ static void clear_batch(struct batch *batch) {
 void plan_clear(struct plan *plan) {
     plan->work.before.n = plan->work.between.n = 0;
     plan->work.prefill = plan->work.rerun = plan->work.cycle = NULL;
+    plan->work.prefill_streamed = plan->work.rerun_streamed = plan->work.cycle_streamed =
+        (struct streamed){.seqs = &plan->streamed};
+    plan->work.moves_pages_out = false;
     plan->work.error = 0;
     plan->n_prefill = plan->n_replay = plan->n_cycle = plan->n_words = 0;
     clear_batch(&plan->prefill_input.view);
@@ -114,6 +118,10 @@ void plan_add_cycle(struct plan *plan, struct seq *seq) {
     plan->cycle[plan->n_cycle++] = seq;
     plan->cycle_list[0] = plan->n_cycle;
     plan->cycle_list[plan->n_cycle] = seq->slot;
+}
+
+void plan_set_streamed(struct plan *plan, const struct seq_pages *pages) {
+    plan->streamed = (struct streamed_seq){0, pages->first_streamed, pages->end_streamed, pages->streamed};
 }
 
 void plan_set(struct plan *plan, int32_t *device_field, int32_t value) {

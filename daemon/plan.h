@@ -2,8 +2,9 @@
  * cycle of the seqs that decode. Holds the pinned memory of its inputs, which stays as it is until the plan is done, and
  * notes whose rows they are. Two plans exist and take turns. */
 #pragma once
-#include "tables.h"
+#include "pages.h"
 #include "seq.h"
+#include "tables.h"
 
 struct plan_part { /* given rows of one seq */
     struct seq *seq;
@@ -24,6 +25,7 @@ struct plan {
     int32_t *cycle_list;
     int32_t *words; /* single values for device fields */
     int n_words, n_words_max;
+    struct streamed_seq streamed; /* the one that streams */
     struct devmem mem;
 };
 
@@ -40,5 +42,7 @@ bool plan_is_empty(const struct plan *plan); /* nothing to run and nothing to co
 void plan_add_prefill(struct plan *plan, struct seq *seq, int pos, int n_rows, bool with_sample);
 void plan_add_replay(struct plan *plan, struct seq *seq, int pos, int n_rows);
 void plan_add_cycle(struct plan *plan, struct seq *seq);
+/* The seq of these pages streams; which passes it is in, work says. */
+void plan_set_streamed(struct plan *plan, const struct seq_pages *pages);
 /* The device's field becomes value before any row of this plan is looked at. */
 void plan_set(struct plan *plan, int32_t *device_field, int32_t value);

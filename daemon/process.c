@@ -8,10 +8,14 @@
 #include <uv.h>
 
 #include "conn.h"
+#include "durable.h"
 #include "gen.h"
+#include "errand.h"
 #include "later.h"
+#include "park.h"
 #include "reload.h"
 #include "server.h"
+#include "tiers.h"
 #include "uvwork.h"
 #include "watch.h"
 
@@ -25,21 +29,24 @@ enum {
     OUTPUT_BYTES_MAX = 256 << 20, /* of one connection; one response may be large */
     MESSAGE_TIMEOUT_MS = 60 * 1000,
     LINGER_MS = 2000,
+    PARK_MS = 5000,        /* of the drain timeout, or a quarter of it: for putting sessions on disk */
+    HANG_US = 5000 * 1000, /* after it: what a dead disk holds up is left behind */
 };
 
 struct process {
     struct service service;
     struct notify notify;
     uv_loop_t loop;
-    uv_timer_t tick, watchdog;
+    uv_timer_t tick, watchdog, retry; /* retry: of records of sessions that could not be written */
     uv_prepare_t turn;
     uv_signal_t signals[3];
     uv_work_t load;
     struct report load_report;
     int load_result;
     struct watch *watches[1 + KV_COPY_DIRECTION_N]; /* plans, copies */
-    uint64_t drain_until_us, extended_us;
-    bool is_loading, is_closing, is_lost /* the device */;
+    uint64_t drain_until_us, gens_until_us;         /* gens: requests have until then, what they leave has the rest */
+    uint64_t extended_us, extended_at;              /* at: how far work had come */
+    bool is_loading, is_closing, is_parking, is_lost /* the device */;
     int status; /* to exit with */
 };
 
@@ -59,8 +66,10 @@ static void on_server_closed(void *user) {
     }
     for (size_t i = 0; i < ARRAY_LEN(p->watches); i++)
         watch_stop(p->watches[i]);
+    tiers_stop(&p->service);
     uv_close((uv_handle_t *)&p->tick, NULL);
     uv_close((uv_handle_t *)&p->watchdog, NULL);
+    uv_close((uv_handle_t *)&p->retry, NULL);
     uv_close((uv_handle_t *)&p->turn, NULL);
     for (size_t i = 0; i < ARRAY_LEN(p->signals); i++)
         uv_close((uv_handle_t *)&p->signals[i], NULL);
@@ -74,28 +83,67 @@ static void close_all(struct process *p) {
     server_close(p->service.server, on_server_closed, p);
 }
 
+/* A worker that hangs in a call to a dead disk would keep the process for good. */
+static void leave_what_hangs(struct process *p) {
+    struct service *service = &p->service;
+
+    log_line(&service->log, LOG_ERROR, "exit.now", "reason=%s errands=%d records_idle=%d", "the disk does not answer",
+             service->errands != NULL, durable_is_idle(service));
+    server_stop_accepting(service->server); /* removes the socket */
+    _exit(PROCESS_EXIT_FAILED);
+}
+
+static bool is_all_over(struct process *p) {
+    struct service *service = &p->service;
+
+    if (p->is_lost) /* what waits for the device waits for good */
+        return durable_is_idle(service);
+    return !service->errands && service_is_quiet(service) && durable_is_idle(service);
+}
+
+/* Requests first; then sessions are put on disk; then what is on its way comes home. */
 static void step_drain(struct process *p) {
     struct service *service = &p->service;
+    uint64_t now = service_now_us();
 
     if (service->phase != SERVICE_DRAINING || p->is_closing)
         return;
-    if (service_now_us() >= p->drain_until_us)
+    if (now >= p->gens_until_us)
         gens_end_all(service->gens, PROTO_FINISH_SHUTDOWN);
-    if (gens_count(service->gens) == 0 && !service->laters && (service_is_quiet(service) || p->is_lost))
+    if (now >= p->drain_until_us)
+        errands_stop(service);
+    if (gens_count(service->gens) == 0 && !service->laters && !p->is_parking && !p->is_lost) {
+        p->is_parking = true;
+        if (now < p->drain_until_us && park_all_start(service))
+            notify_status(&p->notify, "draining: %d sessions go to the disk", sessions_count(service->sessions));
+    }
+    if (gens_count(service->gens) == 0 && !service->laters && is_all_over(p))
         close_all(p);
+    else if (now >= p->drain_until_us + HANG_US && (p->is_lost || service_is_quiet(service)))
+        leave_what_hangs(p);
 }
 
-/* Loading and draining may last longer than the manager's own patience. */
+/* Loading and draining may last longer than the manager's own patience, as long as work comes on. */
 static void extend(struct process *p) {
-    uint64_t now = service_now_us();
+    uint64_t now = service_now_us(), at = service_progress(&p->service);
 
-    if (p->extended_us != 0 && now - p->extended_us < EXTEND_EVERY_US)
+    if (p->extended_us != 0 && (now - p->extended_us < EXTEND_EVERY_US || at == p->extended_at))
         return;
     p->extended_us = now;
+    p->extended_at = at;
     notify_extend(&p->notify, EXTEND_US);
 }
 
 static void start_ticking(struct process *p);
+
+static void begin_draining(struct process *p) {
+    uint64_t timeout_us = (uint64_t)p->service.config.server.drain_timeout_ms * 1000, park_us = 0;
+
+    if (p->service.pair.vault)
+        park_us = min_u64(timeout_us / 4, (uint64_t)PARK_MS * 1000);
+    p->drain_until_us = service_now_us() + timeout_us;
+    p->gens_until_us = p->drain_until_us - park_us;
+}
 
 static void drain(struct service *service) {
     struct process *p = process_of(service);
@@ -109,7 +157,7 @@ static void drain(struct service *service) {
         return;
     }
     service->phase = SERVICE_DRAINING;
-    p->drain_until_us = service_now_us() + (uint64_t)service->config.server.drain_timeout_ms * 1000;
+    begin_draining(p);
     extend(p);
     notify_status(&p->notify, "draining: %d requests run", gens_count(service->gens));
     server_stop_accepting(service->server);
@@ -121,7 +169,7 @@ static void lose_device(struct process *p, int error) {
     p->status = PROCESS_EXIT_FAILED;
     p->is_lost = true;
     p->service.phase = SERVICE_DRAINING;
-    p->drain_until_us = service_now_us();
+    p->drain_until_us = p->gens_until_us = service_now_us();
     step_drain(p);
 }
 
@@ -157,7 +205,7 @@ static void on_tick(uv_timer_t *timer) {
     gens_tick(service->gens);
     check_device(p);
     step_drain(p);
-    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0)
+    if (service->phase == SERVICE_SERVING && gens_count(service->gens) == 0 && !service->errands)
         uv_timer_stop(&p->tick); /* a process that does nothing uses no CPU */
 }
 
@@ -174,6 +222,19 @@ static void on_watchdog(uv_timer_t *timer) {
         notify_watchdog(&p->notify);
 }
 
+static void on_retry(uv_timer_t *timer);
+
+static void start_retrying(struct process *p) {
+    uint64_t at_us = durable_tick(&p->service), now = service_now_us();
+
+    if (at_us != 0 && !uv_is_active((uv_handle_t *)&p->retry))
+        uv_timer_start(&p->retry, on_retry, at_us > now ? (at_us - now) / 1000 + 1 : 1, 0);
+}
+
+static void on_retry(uv_timer_t *timer) {
+    start_retrying(timer->data);
+}
+
 /* Just before the loop sleeps: all events of this turn are in. */
 static void on_turn(uv_prepare_t *prepare) {
     struct process *p = prepare->data;
@@ -181,9 +242,11 @@ static void on_turn(uv_prepare_t *prepare) {
 
     if (service->phase == SERVICE_LOADING || p->is_closing)
         return;
-    engine_turn(service->pair.engine);
-    service_answer_postponed(service);
-    if (gens_count(service->gens) > 0)
+    do {
+        tiers_turn(service);
+    } while (service_turn(service));
+    start_retrying(p);
+    if (gens_count(service->gens) > 0 || service->errands) /* these have deadlines */
         start_ticking(p);
     step_drain(p);
 }
@@ -202,29 +265,44 @@ static void on_copies(void *user) {
 
 /* ---- loading -------------------------------------------------------------------------------------------------------- */
 
+static int open_sessions(struct service *service, struct report *report) {
+    const struct memplan *plan = &service->pair.plan;
+    struct sessions_options options = {.store = service->pair.store,
+                                       .n_context = plan->max_context,
+                                       .has_shared_prefixes = service->config.kv.shared_prefixes,
+                                       .n_pin_pages_max = (uint32_t)plan->n_slots[KV_TARGET_FULL] / 2,
+                                       .n_pin_states_max = ((uint32_t)plan->n_restore_points + 1) / 2};
+    int r = sessions_open(&options, &service->sessions);
+
+    return r == 0 ? durable_load(service, report) : report_error(report, r, "sessions: %s", strerror(-r));
+}
+
 static void on_load(uv_work_t *work) {
     struct process *p = work->data;
+    struct service *service = &p->service;
     struct kv_work pool = uvwork_of(&p->loop);
+    int r =
+        pair_open(&service->config, service_now_us, &pool, config_has_disk(&service->config) ? &service->folder : NULL,
+                  &service->progress, &service->pair, &p->load_report);
 
-    p->load_result =
-        pair_open(&p->service.config, service_now_us, &pool, &p->service.progress, &p->service.pair, &p->load_report);
+    if (r == 0)
+        r = open_sessions(service, &p->load_report);
+    p->load_result = r;
 }
 
 static int begin_serving(struct process *p) {
     struct service *service = &p->service;
-    struct sessions_options options = {.store = service->pair.store,
-                                       .n_context = service->pair.plan.max_context,
-                                       .has_shared_prefixes = service->config.kv.shared_prefixes,
-                                       .n_pin_pages_max = (uint32_t)service->pair.plan.n_slots[KV_TARGET_FULL] / 2,
-                                       .n_pin_states_max = ((uint32_t)service->pair.plan.n_restore_points + 1) / 2};
-    int r = sessions_open(&options, &service->sessions);
+    int r = tiers_open(service, &p->load_report);
 
+    if (r != 0)
+        return r;
+    r = durable_open(service);
     if (r == 0)
         r = watch_start(&p->loop, engine_fd(service->pair.engine), on_engine, p, &p->watches[0]);
     for (int d = 0; r == 0 && d < KV_COPY_DIRECTION_N; d++)
         r = watch_start(&p->loop, device_thread_copied_fd(service->pair.thread, (enum kv_copy_direction)d), on_copies,
                         p, &p->watches[1 + d]);
-    return r;
+    return r == 0 ? 0 : report_error(&p->load_report, r, "the loop cannot be set up: %s", strerror(-r));
 }
 
 static void log_loaded(struct process *p) {
@@ -248,11 +326,8 @@ static void on_loaded(uv_work_t *work, int status) {
 
     (void)status;
     p->is_loading = false;
-    if (p->load_result == 0 && !p->is_closing) {
+    if (p->load_result == 0 && !p->is_closing)
         p->load_result = begin_serving(p);
-        if (p->load_result != 0)
-            report_line(&p->load_report, "the loop cannot be set up: %s", strerror(-p->load_result));
-    }
     if (p->load_result != 0) {
         log_line(&service->log, LOG_ERROR, "load.failed", "reason=%s", p->load_report.line);
         notify_status(&p->notify, "cannot load: %s", p->load_report.line);
@@ -385,8 +460,9 @@ static void open_handles(struct process *p) {
 
     uv_timer_init(&p->loop, &p->tick);
     uv_timer_init(&p->loop, &p->watchdog);
+    uv_timer_init(&p->loop, &p->retry);
     uv_prepare_init(&p->loop, &p->turn);
-    p->tick.data = p->watchdog.data = p->turn.data = p->load.data = p;
+    p->tick.data = p->watchdog.data = p->retry.data = p->turn.data = p->load.data = p;
     uv_prepare_start(&p->turn, on_turn);
     uv_timer_start(&p->tick, on_tick, 0, LOADING_TICK_MS);
     if (p->notify.watchdog_us > 0)
@@ -403,8 +479,11 @@ static void close_service(struct service *service) {
     pair_stop(&service->pair);
     engine_close(service->pair.engine); /* before the sessions and the store it has leases on */
     service->pair.engine = NULL;
+    durable_close(service);
     sessions_close(service->sessions);
     pair_close(&service->pair);
+    tiers_free(service);
+    cache_folder_close(&service->folder);
     wire_out_deinit(&service->out);
     config_free(&service->config);
 }
@@ -423,6 +502,10 @@ static int open_process(struct process *p, const struct process_env *env, struct
     }
     if (find_listen_fd(&env->notify, &listen_fd, report) != 0 || open_notify(p, &env->notify, report) != 0)
         return PROCESS_EXIT_CONFIG;
+    r = config_has_disk(&service->config) ? cache_folder_open(service->config.kv.disk_path, &service->folder, report)
+                                          : 0;
+    if (r != 0)
+        return r == -EINVAL ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED;
     if (open_server(p, listen_fd, report) != 0)
         return listen_fd >= 0 ? PROCESS_EXIT_CONFIG : PROCESS_EXIT_FAILED;
     log_line(&service->log, LOG_INFO, "start", "version=%s socket=%s pid=%d", SPILLWAY_VERSION,

@@ -53,8 +53,9 @@ const struct proto_about proto_codes[PROTO_N_CODES] = {
          "{}}"},
     [PROTO_CORRUPT] =
         {"CORRUPT",
-         "What was stored does not match its checksum and cannot be computed anew. Nothing is stored on disk in this "
-         "version, so it does not come yet.",
+         "What was stored does not match its checksum and cannot be computed anew: the record of a session. Damaged "
+         "pages "
+         "are computed again instead.",
          "{\"code\": \"CORRUPT\", \"message\": \"the record of session \\\"notes\\\" does not match its checksum\", "
          "\"data\": {}}"},
     [PROTO_MODEL_NOT_READY] =

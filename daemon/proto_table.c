@@ -93,11 +93,27 @@ static const struct proto_param fork_params[] = {
 static const struct proto_field session_fields[] = {
     {"name", "string", "of the session"},
     {"n_tokens", "int", "of its conversation"},
+    {"restore_point", "int",
+     "tokens from which its next turn could go on when that was last looked for; `cached` says what is "
+     "left of it"},
     {"cached", "{device, host, disk}", "how many of them each tier has"},
     {"pinned", "bool", "its pages do not leave"},
-    {"durable", "bool", "it outlives the daemon: there is a disk tier"},
+    {"parked", "bool", "it was put down, and nobody has come back to it"},
+    {"durable", "bool", "it outlives the daemon: there is a disk tier, and it takes records"},
 };
 static const struct proto_field sessions_fields[] = {{"sessions", "[map]", "of this user, each as `session.info`"}};
+static const struct proto_param resume_params[] = {
+    {.name = "name", .type = PARAM_NAME, .is_required = true, .doc = "of the session"},
+    {.name = "wait", .type = PARAM_BOOL, .default_text = "false", .doc = "answer when its pages are on the device"},
+};
+static const struct proto_field park_fields[] = {
+    {"tokens", "int", "of its conversation that its next turn need not compute again"},
+    {"bytes", "int", "of the device that became free; what other sessions share stays"},
+    {"tier", "string",
+     "where they all are now: \"disk\" or \"host\"; \"none\": no tier below the device has them, and what other "
+     "sessions do not share is computed again"},
+    {"durable", "bool", "they outlive the daemon, and so does the session"},
+};
 static const struct proto_param lookup_params[] = {
     {.name = "prompt_ids", .type = PARAM_IDS, .is_required = true, .n_min = 1, .doc = "token ids of a prompt"},
     {.name = "prefetch", .type = PARAM_BOOL, .default_text = "false", .doc = "begin to fetch them to the device"},
@@ -124,10 +140,28 @@ static const struct proto_field evict_fields[] = {
     {"bytes", "int", "that they had"},
 };
 static const struct proto_field verify_fields[] = {
-    {"pages", "int", "that were read"},
-    {"bad", "int", "that did not match their checksum and were dropped"},
+    {"checked", "int", "pages and states that were read"},
+    {"damaged", "int", "of these, not what was written, and dropped"},
+    {"unread", "int", "that the disk did not give in time"},
 };
-static const struct proto_field flush_fields[] = {{"pages", "int", "that were written to disk"}};
+static const struct proto_field flush_fields[] = {
+    {"saved", "int", "pages and states that were written meanwhile"},
+    {"bytes", "int", "that they have"},
+};
+static const struct proto_param purge_params[] = {
+    {.name = "uid",
+     .type = PARAM_INT,
+     .min = 0,
+     .max = UINT32_MAX - 1,
+     .default_text = "the connection's",
+     .doc = "whose; that of others needs an administrator"},
+};
+static const struct proto_field purge_fields[] = {
+    {"device", "int", "bytes that went from the device"},
+    {"host", "int", "from host memory"},
+    {"disk", "int", "from disk"},
+    {"left", "int", "pages that requests still used after half a minute, and that stay"},
+};
 static const struct proto_field health_fields[] = {
     {"live", "bool", "the loop runs: true in every answer"},
     {"ready", "bool", "requests are served"},
@@ -156,8 +190,8 @@ static const struct proto_param level_params[] = {
 static const struct proto_field level_fields[] = {{"previous", "string", "the level until now"}};
 
 #define EXAMPLE_INFO                                                                                                   \
-    "{\"name\": \"notes\", \"n_tokens\": 1216, \"cached\": {\"device\": 1216, \"host\": 0, \"disk\": 0}, \"pinned\": " \
-    "false, \"durable\": true}"
+    "{\"name\": \"notes\", \"n_tokens\": 1240, \"restore_point\": 1216, \"cached\": {\"device\": 1216, \"host\": 0, "  \
+    "\"disk\": 0}, \"pinned\": false, \"parked\": false, \"durable\": true}"
 #define EXAMPLE_NAME "{\"name\": \"notes\"}"
 #define EXAMPLE_MODEL                                                                                                  \
     "{\"name\": \"tiny\", \"n_vocab\": 2048, \"n_context\": 4096, \"fingerprint\": \"5f0c\", \"draft\": {\"name\": "   \
@@ -235,8 +269,9 @@ const struct proto_method proto_methods[METHOD_N] = {
                              FIELDS(session_fields),
                              .doc = "Makes a session, or finds the one of that name. Sessions are private to a user.",
                              .example_params = EXAMPLE_NAME,
-                             .example_result = "{\"name\": \"notes\", \"n_tokens\": 0, \"cached\": {\"device\": 0, "
-                                               "\"host\": 0, \"disk\": 0}, \"pinned\": false, \"durable\": true}"},
+                             .example_result = "{\"name\": \"notes\", \"n_tokens\": 0, \"restore_point\": 0, "
+                                               "\"cached\": {\"device\": 0, \"host\": 0, \"disk\": 0}, \"pinned\": "
+                                               "false, \"parked\": false, \"durable\": true}"},
     [METHOD_SESSION_CLOSE] = {.name = "session.close",
                               PARAMS(session_params),
                               .doc = "Forgets it and its record. The result is empty.",
@@ -255,17 +290,21 @@ const struct proto_method proto_methods[METHOD_N] = {
                              .example_result = EXAMPLE_INFO},
     [METHOD_SESSION_PARK] = {.name = "session.park",
                              PARAMS(session_params),
-                             FIELDS(session_fields),
-                             .doc = "Puts it down: answers when its pages and its record are durable and the device is "
-                                    "free of them.",
+                             FIELDS(park_fields),
+                             .doc =
+                                 "Puts it down: answers when its pages are in the lowest tier there is, with a disk "
+                                 "tier they and its record are durable, and the device is free of them. `BUSY` while a "
+                                 "request uses it.",
                              .example_params = EXAMPLE_NAME,
-                             .example_result = "{\"name\": \"notes\", \"n_tokens\": 1216, \"cached\": {\"device\": 0, "
-                                               "\"host\": 0, \"disk\": 1216}, \"pinned\": false, \"durable\": true}"},
+                             .example_result =
+                                 "{\"tokens\": 1216, \"bytes\": 2490368, \"tier\": \"disk\", \"durable\": true}"},
     [METHOD_SESSION_RESUME] = {.name = "session.resume",
-                               PARAMS(session_params),
+                               PARAMS(resume_params),
                                FIELDS(session_fields),
-                               .doc = "Begins to fetch its pages to the device.",
-                               .example_params = EXAMPLE_NAME,
+                               .doc =
+                                   "Begins to fetch its pages to the device, if they are below it and are to be used "
+                                   "(`kv.restore`). A few fetch at a time, the others wait; `BUSY` if many do.",
+                               .example_params = "{\"name\": \"notes\", \"wait\": true}",
                                .example_result = EXAMPLE_INFO},
     [METHOD_SESSION_FORK] = {.name = "session.fork",
                              PARAMS(fork_params),
@@ -287,12 +326,14 @@ const struct proto_method proto_methods[METHOD_N] = {
                               .doc = "They may leave again.",
                               .example_params = EXAMPLE_NAME,
                               .example_result = EXAMPLE_INFO},
-    [METHOD_CACHE_LOOKUP] = {.name = "cache.lookup",
-                             PARAMS(lookup_params),
-                             FIELDS(lookup_fields),
-                             .doc = "How much of a prompt would not have to be computed.",
-                             .example_params = "{\"prompt_ids\": [262, 810, 1411], \"prefetch\": false}",
-                             .example_result = "{\"device\": 1024, \"host\": 0, \"disk\": 0}"},
+    [METHOD_CACHE_LOOKUP] =
+        {.name = "cache.lookup",
+         PARAMS(lookup_params),
+         FIELDS(lookup_fields),
+         .doc = "How much of a prompt would not have to be computed. What `prefetch` begins to fetch is "
+                "not counted as there yet.",
+         .example_params = "{\"prompt_ids\": [262, 810, 1411], \"prefetch\": false}",
+         .example_result = "{\"device\": 1024, \"host\": 0, \"disk\": 0}"},
     [METHOD_CACHE_STATS] = {.name = "cache.stats",
                             FIELDS(cache_stats_fields),
                             .doc = "The tiers.",
@@ -304,21 +345,37 @@ const struct proto_method proto_methods[METHOD_N] = {
                             .flags = METHOD_ADMIN,
                             PARAMS(evict_params),
                             FIELDS(evict_fields),
-                            .doc = "Makes room in a tier, after the copies to lower tiers that are due.",
+                            .doc = "Makes room in a tier, after the copies to lower tiers that are due. From host "
+                                   "memory leaves what is long enough to be kept only when the disk has it.",
                             .example_params = "{\"tier\": \"device\", \"all\": true}",
                             .example_result = "{\"pages\": 16, \"bytes\": 1048576}"},
-    [METHOD_CACHE_VERIFY] = {.name = "cache.verify",
-                             .flags = METHOD_ADMIN,
-                             FIELDS(verify_fields),
-                             .doc = "Reads every page on disk and drops those that do not match their checksum.",
-                             .example_params = "{}",
-                             .example_result = "{\"pages\": 812, \"bad\": 0}"},
-    [METHOD_CACHE_FLUSH] = {.name = "cache.flush",
-                            .flags = METHOD_ADMIN,
-                            FIELDS(flush_fields),
-                            .doc = "Answers when everything that is due to be on disk is there.",
-                            .example_params = "{}",
-                            .example_result = "{\"pages\": 16}"},
+    [METHOD_CACHE_VERIFY] =
+        {.name = "cache.verify",
+         .flags = METHOD_ADMIN,
+         FIELDS(verify_fields),
+         .doc = "Reads every page on disk and drops those that do not match their checksum. `BUSY` while "
+                "another one does.",
+         .example_params = "{}",
+         .example_result = "{\"checked\": 812, \"damaged\": 0, \"unread\": 0}"},
+    [METHOD_CACHE_FLUSH] =
+        {.name = "cache.flush",
+         .flags = METHOD_ADMIN,
+         FIELDS(flush_fields),
+         .doc = "Answers when everything that is due to be on disk is there, as far as it could be, and "
+                "survives a power cut: pages and records of sessions. `NO_SPACE`: the disk does not "
+                "take it.",
+         .example_params = "{}",
+         .example_result = "{\"saved\": 16, \"bytes\": 2490368}"},
+    [METHOD_CACHE_PURGE] =
+        {.name = "cache.purge",
+         PARAMS(purge_params),
+         FIELDS(purge_fields),
+         .doc =
+             "Drops a user's pages from all tiers and blanks what names them on disk; the flash behind it may keep the "
+             "bytes. Sessions stay, and compute their next turn anew: close them to drop what was said. What requests "
+             "of this user use is waited for.",
+         .example_params = "{\"uid\": 1000}",
+         .example_result = "{\"device\": 2490368, \"host\": 0, \"disk\": 4980736, \"left\": 0}"},
     [METHOD_SERVER_HEALTH] = {.name = "server.health",
                               .flags = METHOD_WHILE_LOADING,
                               FIELDS(health_fields),

@@ -55,7 +55,7 @@ static int adopt(struct service *service, struct config *fresh, struct config_ch
 static void answer(struct reload *reload, const struct config_change *changes, int n) {
     struct service *service = reload->later.service;
     int refusal = -1;
-    struct call call = {service, reload->later.conn, reload->request, &service->out, &refusal};
+    struct call call = {service, reload->later.conn, reload->request, &service->out, &refusal, NULL};
 
     if (reload->result != 0) {
         refuse(&call, PROTO_BAD_PARAM, reload->report.line);

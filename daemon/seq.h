@@ -81,7 +81,7 @@ struct seq {
     struct engine *engine;
     enum seq_state state;
     struct seq *next, *prev; /* of those in its state: engine_internal.h, waiting.h */
-    uint64_t order;
+    uint64_t order, submitted_us;
     int slot;           /* its place, or -1 */
     int len;            /* positions known to be committed */
     int n_fed;          /* given tokens handed to plans */

@@ -5,6 +5,7 @@
 
 #include "gen.h"
 #include "server.h"
+#include "tiers.h"
 
 uint64_t service_now_us(void) {
     struct timespec t;
@@ -49,15 +50,34 @@ bool service_is_progressing(const struct service *service) {
     return view.error == 0 && (view.waits_since_us == 0 || service_now_us() - view.waits_since_us < service->stuck_us);
 }
 
-bool service_is_quiet(const struct service *service) {
+uint64_t service_progress(const struct service *service) {
     const struct pair *pair = &service->pair;
+    struct session_files_stats files = {0};
     struct kv_restores_stats restores = {0};
+    struct kv_spill_stats spills = {0};
+    struct kv_vault_stats vault = {0};
     struct engine_view view;
 
+    if (service->phase == SERVICE_LOADING)
+        return service_now_us(); /* the steps of loading are few and long */
     engine_look(pair->engine, &view);
+    if (service->files)
+        session_files_stats(service->files, &files);
     if (pair->restores)
         kv_restores_stats(pair->restores, &restores);
-    return view.n_in_flight == 0 && restores.n_now == 0 && (!pair->spill || kv_spill_is_idle(pair->spill));
+    if (pair->spill)
+        kv_spill_stats(pair->spill, &spills);
+    if (pair->vault)
+        kv_vault_stats(pair->vault, &vault);
+    return view.n_plans + files.n_written + files.n_removed + restores.n_copies + spills.n_copies +
+           vault.n_saved_pages + vault.n_reads + vault.n_syncs;
+}
+
+bool service_is_quiet(const struct service *service) {
+    struct engine_view view;
+
+    engine_look(service->pair.engine, &view);
+    return view.n_in_flight == 0 && tiers_are_quiet(service);
 }
 
 static void update_server(struct service *service) {
@@ -91,6 +111,10 @@ static void update_engine(struct service *service) {
     metrics_set(m, METRIC_QUEUED, 0, v.n_waiting);
     metrics_set(m, METRIC_RUNNING, 0, v.n_running);
     metrics_set(m, METRIC_PREEMPTED, 0, v.n_leaving);
+    metrics_set(m, METRIC_STREAMING_PAGES, METRIC_TIER_DEVICE, v.n_stays);
+    metrics_set(m, METRIC_STREAMING_PAGES, METRIC_TIER_HOST, v.n_streamed);
+    metrics_set(m, METRIC_STREAMED_BYTES, 0, (int64_t)v.streamed_bytes);
+    metrics_set(m, METRIC_STREAM_FENCES, 0, (int64_t)v.n_fences);
 }
 
 static void update_store(struct service *service) {
@@ -114,6 +138,22 @@ static void update_store(struct service *service) {
     metrics_set(m, METRIC_LOOKUPS, METRIC_LOOKUP_MISS, (int64_t)(s.n_matches - s.n_hits));
 }
 
+static void update_sessions(struct service *service) {
+    const struct session_files_found *found = &service->sessions_found;
+    struct session_files_stats s = {0};
+    struct metrics *m = &service->metrics;
+
+    if (service->files)
+        session_files_stats(service->files, &s);
+    metrics_set(m, METRIC_SESSIONS, 0, sessions_count(service->sessions));
+    metrics_set(m, METRIC_SESSIONS_UNWRITTEN, 0, s.n_unwritten);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_WRITTEN, (int64_t)s.n_written);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_REMOVED, (int64_t)s.n_removed);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_FAILED, (int64_t)s.n_failed);
+    metrics_set(m, METRIC_SESSION_RECORDS, METRIC_RECORD_BAD, found->n_damaged + found->n_unreadable);
+    metrics_set(m, METRIC_SESSION_RECORD_BYTES, 0, (int64_t)s.bytes);
+}
+
 void service_update_metrics(struct service *service) {
     struct metrics *m = &service->metrics;
     struct rusage usage;
@@ -122,7 +162,8 @@ void service_update_metrics(struct service *service) {
     if (service->phase != SERVICE_LOADING) {
         update_engine(service);
         update_store(service);
-        metrics_set(m, METRIC_SESSIONS, 0, sessions_count(service->sessions));
+        tiers_update_metrics(service);
+        update_sessions(service);
     }
     if (getrusage(RUSAGE_THREAD, &usage) == 0)
         metrics_set(m, METRIC_LOOP_CPU_US, 0,

@@ -1,13 +1,16 @@
 /* service: what the handlers of requests share. Wired by main.c; each part's own header says what it is. */
 #pragma once
+#include "cache_folder.h"
 #include "config.h"
 #include "log.h"
 #include "metrics.h"
 #include "pair.h"
+#include "session_files.h"
 #include "sessions.h"
 #include "wire.h"
 
 struct conn;
+struct errand;
 struct later;
 struct reload;
 struct request;
@@ -18,12 +21,6 @@ enum { SERVICE_MESSAGE_BYTES_MAX = 256 << 20 };
 
 enum service_phase { SERVICE_LOADING, SERVICE_SERVING, SERVICE_DRAINING };
 
-struct postponed { /* a request that is answered when nothing is on its way down any more */
-    struct postponed *next;
-    struct conn *conn;
-    struct request *request;
-};
-
 struct service {
     struct uv_loop_s *loop;
     struct config config;
@@ -32,11 +29,18 @@ struct service {
     struct server *server;
     enum service_phase phase;
     struct pair_progress progress;
-    struct pair pair;          /* from SERVING on */
-    struct sessions *sessions; /* from SERVING on */
+    struct pair pair;           /* from SERVING on */
+    struct sessions *sessions;  /* from SERVING on */
+    struct tiers *tiers;        /* NULL without a disk tier */
+    struct cache_folder folder; /* zero without a disk tier, as are the next ones */
+    struct session_names session_names;
+    struct session_files *files; /* from SERVING on */
+    struct session_files_found sessions_found;
+    uint32_t n_sessions_unfit; /* records with tokens that this model does not know */
     struct gens *gens;
-    struct postponed *postponed; /* newest first */
-    struct wire_out out;         /* of the message at hand */
+    struct errand *errands;                 /* oldest first */
+    int n_prefetches, n_prefetches_waiting; /* on their way; all that are not over */
+    struct wire_out out;                    /* of the message at hand */
     uint64_t started_us;
     uint64_t stuck_us;                      /* a device that finishes no plan for so long is stuck */
     void (*drain)(struct service *service); /* as SIGTERM */
@@ -58,6 +62,9 @@ void service_write_tiers(struct wire_out *out, struct found found);
 /* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);
 
+/* Grows as long as anything comes on: loading, requests, copies between tiers, records of sessions. */
+uint64_t service_progress(const struct service *service);
+
 /* Nothing is on its way between device and host. */
 bool service_is_quiet(const struct service *service);
 
@@ -66,6 +73,6 @@ void service_update_metrics(struct service *service);
 
 /* Answers or begins one request of a conn; takes the request over. */
 void service_request(struct service *service, struct conn *conn, struct request *request);
-/* Once a turn: answers what waits, if its time has come. */
-void service_answer_postponed(struct service *service);
+/* Once a turn: what waits goes on, if its time has come. True: something began, and the turn is not over. */
+bool service_turn(struct service *service);
 void service_conn_closed(struct service *service, struct conn *conn);

@@ -71,6 +71,21 @@ static int name_of(struct kv_hasher *hasher, const struct session_names *names, 
     return r;
 }
 
+int session_files_name(const struct session_names *names, uint32_t uid, struct span name,
+                       char ret_name[SESSION_FILES_NAME_BYTES]) {
+    struct kv_hasher *hasher;
+    struct file_name file;
+    int r = kv_hasher_new(&hasher);
+
+    if (r != 0)
+        return r;
+    r = name_of(hasher, names, uid, name, &file);
+    if (r == 0)
+        snprintf(ret_name, SESSION_FILES_NAME_BYTES, "%s", file.text);
+    kv_hasher_free(hasher);
+    return r;
+}
+
 static bool is_file_name(const char *name) {
     return strlen(name) == NAME_CHARS && strspn(name, "0123456789abcdef") == NAME_CHARS;
 }
@@ -115,8 +130,11 @@ void session_files_close(struct session_files *files) {
     if (!files)
         return;
     assert(!files->out);
-    while (files->first)
-        file_free(files, files->first);
+    for (struct session_file *file = files->first, *next; file; file = next) {
+        next = file->next;
+        free(file->bytes);
+        free(file);
+    }
     kv_hasher_free(files->hasher);
     explicit_bzero(&files->options.names, sizeof files->options.names);
     free(files);

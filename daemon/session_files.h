@@ -69,16 +69,19 @@ void session_files_stats(const struct session_files *files, struct session_files
 
 /* ---- at start ---- */
 
-enum { SESSION_FILES_BAD_MAX = 16 };
+enum { SESSION_FILES_BAD_MAX = 256, SESSION_FILES_NAME_BYTES = 80 };
 
 struct session_files_found {
     uint32_t n_whole, n_damaged, n_unreadable, n_foreign; /* foreign: of another vocabulary or version */
     struct session_files_bad {
-        char name[80];
+        char name[SESSION_FILES_NAME_BYTES];
         int error;                /* 0: damaged; else why it could not be read */
     } bad[SESSION_FILES_BAD_MAX]; /* the first ones damaged or unreadable */
     uint32_t n_bad;
 };
+/* What the file of a session is called. -ENOMEM, -EIO. */
+int session_files_name(const struct session_names *names, uint32_t uid, struct span name,
+                       char ret_name[SESSION_FILES_NAME_BYTES]);
 /* Reads every record of the folder, once, and hands out those of this vocabulary; damaged ones stay where they are. Blocks;
  * any thread. -errno: the folder cannot be listed, or what `each` returned. */
 int session_files_load(const struct disk_folder *folder, const struct session_names *names,

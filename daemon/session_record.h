@@ -41,6 +41,6 @@ struct session_record {
 size_t session_record_bytes(const struct session_record *record);
 void session_record_write(const struct session_record *record, void *ret_bytes); /* [session_record_bytes()] */
 
-/* bytes: aligned to 4. They become the record's memory: its name and tokens lie in them, in this machine's order.
+/* at: n bytes, aligned to 4. They become the record's memory: its name and tokens lie in them, in this machine's order.
  * SESSION_RECORD_E_*. */
-int session_record_read(void *bytes, size_t n, struct session_record *ret_record);
+int session_record_read(void *at, size_t n, struct session_record *ret_record);

@@ -69,6 +69,22 @@ static int count_of(const struct sessions *s, uid_t uid) {
     return n;
 }
 
+int64_t sessions_tokens(const struct sessions *s, uid_t uid) {
+    int64_t n = 0;
+
+    for (const struct session *session = s->first; session; session = session->next)
+        n += session->uid == uid ? session->n : 0;
+    return n;
+}
+
+bool sessions_have_room(const struct sessions *s, uid_t uid, int64_t n, int n_max) {
+    return n_max == 0 || sessions_tokens(s, uid) + n <= n_max;
+}
+
+int sessions_n_pages(const struct session *session) {
+    return min_int(session->n / PAGE_TOKENS, (int)session->pin.n_pages_max - 1); /* its last one is not a whole one */
+}
+
 static void session_free(struct session *session) {
     kv_lease_deinit(&session->pin);
     free(session->tokens);
@@ -155,6 +171,19 @@ static void pin(struct sessions *s, struct session *session, uint32_t n_pages) {
     session->is_pinned = true;
 }
 
+void sessions_let_go(struct sessions *s, struct session *session) {
+    s->n_pinned -= session->pin.n_pages;
+    s->n_pinned_states -= session->pin.n_pages > 0;
+    kv_lease_release(&session->pin);
+}
+
+void sessions_hold_again(struct sessions *s, struct session *session) {
+    if (!session->is_pinned)
+        return;
+    sessions_let_go(s, session);
+    pin(s, session, min_u32((uint32_t)sessions_n_pages(session), n_pages_left(s))); /* as much as may be */
+}
+
 int sessions_extend(struct sessions *s, struct session *session, const int32_t *tokens, int n) {
     int have = session->n / PAGE_TOKENS, want = n / PAGE_TOKENS;
     int r;
@@ -170,10 +199,7 @@ int sessions_extend(struct sessions *s, struct session *session, const int32_t *
     if (r != 0)
         return r;
     session->n = n;
-    if (session->is_pinned) {
-        sessions_unpin(s, session);
-        pin(s, session, min_u32((uint32_t)session->n / PAGE_TOKENS, n_pages_left(s))); /* as much as may be */
-    }
+    sessions_hold_again(s, session);
     return 0;
 }
 
@@ -194,7 +220,7 @@ int sessions_fork(struct sessions *s, const struct session *session, struct span
 }
 
 int sessions_pin(struct sessions *s, struct session *session) {
-    uint32_t n_pages = (uint32_t)(session->n / PAGE_TOKENS);
+    uint32_t n_pages = (uint32_t)sessions_n_pages(session);
     struct kv_match match;
 
     if (session->is_pinned)
@@ -207,8 +233,6 @@ int sessions_pin(struct sessions *s, struct session *session) {
 }
 
 void sessions_unpin(struct sessions *s, struct session *session) {
-    s->n_pinned -= session->pin.n_pages;
-    s->n_pinned_states -= session->pin.n_pages > 0;
-    kv_lease_release(&session->pin);
+    sessions_let_go(s, session);
     session->is_pinned = false;
 }

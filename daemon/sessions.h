@@ -8,6 +8,7 @@
 #include "text.h"
 
 struct gen;
+struct session_file;
 struct sessions;
 
 struct session {
@@ -18,7 +19,11 @@ struct session {
     struct kv_key *keys; /* [n / 64]: of its whole pages */
     int n, n_room;
     struct kv_key root;
-    struct gen *user; /* who uses it now, or NULL */
+    struct gen *user;          /* who uses it now, or NULL */
+    struct session_file *file; /* its record's, or NULL; not owned */
+    int restore_point;         /* tokens at the last one that it was seen to have */
+    bool is_parked;            /* was put down, and nobody has come back to it */
+    bool is_moving;            /* is being put down: nobody may use it meanwhile */
     bool is_pinned;
     struct kv_lease pin;
 };
@@ -48,8 +53,20 @@ void sessions_drop(struct sessions *sessions, struct session *session);
 int sessions_fork(struct sessions *sessions, const struct session *session, struct span new_name, int n, int n_max,
                   struct session **ret_session);
 
+/* Pages of it that can be looked for: all whole ones, but no more than the longest context has. */
+int sessions_n_pages(const struct session *session);
+/* Tokens of all sessions of a user. */
+int64_t sessions_tokens(const struct sessions *sessions, uid_t uid);
+/* They may become n more; n_max 0: any number. */
+bool sessions_have_room(const struct sessions *sessions, uid_t uid, int64_t n, int n_max);
+
 /* Its tokens become the n given ones, which go on from those it has. -ENOMEM: it keeps those it has. */
 int sessions_extend(struct sessions *sessions, struct session *session, const int32_t *tokens, int n);
+
+/* Lets go of what is pinned, without unpinning: what is found then is pinned again by sessions_extend() or
+ * sessions_hold_again(). */
+void sessions_let_go(struct sessions *sessions, struct session *session);
+void sessions_hold_again(struct sessions *sessions, struct session *session);
 
 /* What of it can be found now stays; what sessions_extend adds joins it, as far as the limits allow. E_NO_SPACE: they would
  * be exceeded. */

@@ -174,20 +174,27 @@ struct step_ring { /* MEM_HOST; entry k of step s: out[(s % n_steps_max) * n_seg
 enum kv_group { KV_TARGET_FULL, KV_TARGET_STATE, KV_DRAFT_FULL, KV_DRAFT_SLIDING, KV_GROUP_N };
 
 /* K/V pages of one group. A page holds PAGE_TOKENS consecutive tokens of every layer of the group, page_bytes long,
- * in the backend's page image (CPU: [layer][K, V][kv head][token][head_dim], plain rows). Page 0 is the null page:
- * allocated, zeroed, never written, harmless to read. */
+ * in the backend's page image: one segment of kv_layer_bytes() after the other, layer by layer (CPU: [layer][K, V]
+ * [kv head][token][head_dim], plain rows). Page 0 is the null page: allocated, zeroed, never written, harmless to read.
+ *
+ * A page that is not on the device has the table entry ~i: before an op reads it, its segment of the op's layer is copied
+ * to place i of the ring (docs/design.md, "Contexts larger than the device"). Nothing writes such a page. */
 struct kv_view {
     enum dtype dtype;
     int n_layers, n_kv_heads, head_dim;
     void *arena;
+    void *ring;           /* segments of one layer, kv_layer_bytes() each; NULL: all pages are on the device */
     size_t page_bytes;    /* kv_page_bytes() */
-    const int32_t *table; /* [n_slots, n_pages_max] page numbers */
+    const int32_t *table; /* [n_slots, n_pages_max] page numbers, or ~ of places in the ring */
     int n_pages_max;
     const float *k_scale; /* [n_layers] stored = k / scale, read back stored * scale; by every writer and reader */
     const float *v_scale; /* [n_layers] */
 };
 static inline size_t kv_page_bytes(enum dtype dtype, int n_layers, int n_kv_heads, int head_dim) {
     return (size_t)n_layers * 2 * (size_t)n_kv_heads * PAGE_TOKENS * (size_t)head_dim * dtype_bytes(dtype);
+}
+static inline size_t kv_layer_bytes(const struct kv_view *kv) {
+    return kv->page_bytes / (size_t)kv->n_layers;
 }
 
 /* Delta-net states: slot = per layer [S: n_v_heads x head_dim_v x head_dim_k f32, k contiguous] then
@@ -310,7 +317,16 @@ struct qk_args {
  * Without block_k: keys are the pages' positions <= the row's position. With block_k (draft): keys are pages' positions
  * p with valid_from <= p < seg_pos, then the seg's own block rows i: all, or i <= j if block_causal.
  * window W > 0: only keys with p >= position - (W - 1). Output: softmax(..)V, times sigmoid(gate) if gate is given.
- * A row with no visible key yields zeros. */
+ * A row with no visible key yields zeros.
+ *
+ * With spans the op does a piece: the keys of spans [begin, end) of SPAN_TOKENS, block rows being behind all of them. It may
+ * then be run several times, over [0, a), [a, b), ... [z, ATTN_SPANS_END), while no other op of its program runs: what the
+ * spans so far have yielded (max, sum and weighted values of each row and head, fp32 or better) is kept in between and merged
+ * in order, so the result has the bits of one run over [0, ATTN_SPANS_END). Only the last run writes `out`. */
+enum { ATTN_SPANS_END = INT32_MAX };
+struct attn_spans {
+    int32_t begin, end;
+};
 struct attn_args {
     const struct batch *batch;
     const void *q; /* act [n_rows, n_heads * head_dim] after qk */
@@ -322,8 +338,9 @@ struct attn_args {
     const void *block_k, *block_v;
     bool block_causal;
     int window;
-    const struct seq_ctl *ctl; /* for draft_valid_from; NULL: 0 */
-    void *out;                 /* act [n_rows, n_heads * head_dim] */
+    const struct seq_ctl *ctl;      /* for draft_valid_from; NULL: 0 */
+    const struct attn_spans *spans; /* [1] device memory; NULL: all */
+    void *out;                      /* act [n_rows, n_heads * head_dim] */
 };
 
 /* x += sum over top_k of w_e * down_e(swiglu_e(h)) + sigmoid(h . shared_gate) * shared(h), h = rmsnorm(x). */
@@ -461,11 +478,13 @@ struct backend {
     int (*notify)(struct stream *stream, int eventfd); /* adds 1 to the eventfd once all work before it is done */
 
     int (*program_begin)(struct device *device, struct program **ret_program);
-    int (*program_cut)(struct program *program, int layer); /* a place where layer-ordered restore may act */
-    int (*program_join)(struct program *program);           /* main chain waits for all aux ops before it */
-    int (*program_end)(struct program *program);            /* sizes and allocates its scratch */
+    int (*program_cut)(struct program *program);  /* what follows is the next part */
+    int (*program_join)(struct program *program); /* main chain waits for all aux ops before it */
+    int (*program_end)(struct program *program);  /* sizes and allocates its scratch */
     void (*program_free)(struct program *program);
-    int (*program_run)(struct stream *stream, struct program *program);
+    int (*program_run)(struct stream *stream, struct program *program); /* all parts in order */
+    int (*program_run_part)(struct stream *stream, struct program *program,
+                            int part); /* the ops between two cuts; part 0 is what comes before the first */
 
     int (*embed)(struct program *program, const struct embed_args *args);
     int (*linear)(struct program *program, const struct linear_args *args);

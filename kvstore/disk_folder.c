@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define LOCK_NAME "lock"
+#define PROBE_NAME ".direct"
 #define NEW_SUFFIX ".new" /* under construction; what a crash leaves of it is overwritten or removed */
 #define SEGMENT_PREFIX "segment-"
 enum { SEGMENT_DIGITS = 8, SEGMENTS_MAX = 100000000 };
@@ -380,8 +381,9 @@ int disk_segment_remove(const struct disk_folder *folder, uint32_t segment) {
 uint32_t disk_folder_alignment(const struct disk_folder *folder) {
     uint32_t align = DISK_ALIGN_MIN;
     struct statx status;
-    int fd = open_file(folder, LOCK_NAME, O_RDONLY | O_DIRECT);
+    int fd = open_file(folder, PROBE_NAME, O_RDWR | O_CREAT | O_DIRECT);
 
+    unlinkat(folder->fd, PROBE_NAME, 0); /* also where direct I/O is refused, the file was made */
     if (fd < 0)
         return 0;
     if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0) {

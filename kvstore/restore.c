@@ -158,6 +158,7 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
     *ret_found = (struct kv_found){.n_tokens = n_found * PAGE_TOKENS,
                                    .n_device_tokens = n_device * PAGE_TOKENS,
                                    .n_disk_tokens = n_disk_found * PAGE_TOKENS,
+                                   .is_incomplete = vault && n_found < n_pages && kv_vault_is_scanning(vault),
                                    .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 
@@ -498,6 +499,10 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     read_some(restore);
     copy_some(restore); /* what fails here is seen by the next turn: on_done never comes from inside */
     return 0;
+}
+
+double kv_restore_progress(const struct kv_restore *restore) {
+    return restore->n_items > 0 ? (double)restore->n_done / restore->n_items : 1;
 }
 
 uint32_t kv_restore_n_pages(const struct kv_restore *restore) {

@@ -34,7 +34,8 @@ struct kv_found {
     uint32_t n_tokens;        /* what a prompt of these pages finds on the device and below together */
     uint32_t n_device_tokens; /* and on the device alone, as kv_store_lookup() would */
     uint32_t n_disk_tokens;   /* of those beyond: whose pages only the disk has */
-    bool is_coming;           /* another restore brings what this one would begin with */
+    bool is_coming;           /* another restore brings what this one would end with */
+    bool is_incomplete;       /* less than was asked for, and the disk does not know yet all that it holds */
 };
 void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
                         uint32_t n_pages, struct kv_found *ret_found);
@@ -46,6 +47,8 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
                      void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore);
 /* Gives up what is not there yet: on_done(-ECANCELED) comes when what is on its way has come home. */
 void kv_restore_cancel(struct kv_restore *restore);
+/* How much of it is on the device already, from 0 to 1. */
+double kv_restore_progress(const struct kv_restore *restore);
 uint32_t kv_restore_n_pages(const struct kv_restore *restore); /* that it holds once it is READY */
 void kv_restore_end(struct kv_restore *restore);               /* after on_done */
 

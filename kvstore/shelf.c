@@ -365,6 +365,20 @@ uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes) {
     return n_dropped;
 }
 
+uint64_t kv_shelf_purge(struct kv_shelf *shelf, uint32_t uid) {
+    uint64_t n_dropped = 0;
+
+    for (uint32_t record = 0; record < shelf->free_records.n_slots; record++)
+        for (int g = 0; g < KV_GROUP_N; g++) {
+            if (!kv_pool_is_taken(&shelf->free_records, record) || shelf->records[record].uid != uid ||
+                shelf->records[record].copies[g].state != COPY_CLEAN)
+                continue;
+            n_dropped += shelf->group[g].payload_bytes;
+            kv_shelf_drop(shelf, record, (enum kv_group)g);
+        }
+    return n_dropped;
+}
+
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
 size_t kv_shelf_payload_bytes(const struct kv_shelf *shelf, enum kv_group group) {

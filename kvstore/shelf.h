@@ -74,6 +74,9 @@ void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group group)
 /* Drops what is not needed, the longest unused of all groups first. Returns the bytes. */
 uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes);
 
+/* The same for all of one user's. What is pinned goes when it is unpinned; what is being filled stays. */
+uint64_t kv_shelf_purge(struct kv_shelf *shelf, uint32_t uid);
+
 struct kv_shelf_group_stats {
     uint32_t n_slots, n_free, n_filling, n_clean, n_pinned; /* n_slots = n_free + n_filling + n_clean */
     uint64_t n_evicted;

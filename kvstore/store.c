@@ -119,17 +119,22 @@ static uint64_t drop(struct kv_store *store, uint32_t record, enum kv_group grou
     return store->group[group].slot_bytes;
 }
 
+/* With its target page, which no lease needs and no page follows, goes all that hangs off it. */
+static uint64_t drop_page(struct kv_store *store, uint32_t record) {
+    uint64_t n_bytes = 0;
+
+    for (int g = 0; g < KV_GROUP_N; g++)
+        if (g != KV_TARGET_FULL)
+            n_bytes += drop(store, record, (enum kv_group)g);
+    return n_bytes + drop(store, record, KV_TARGET_FULL);
+}
+
 uint64_t kv_store_evict_first(struct kv_store *store, enum kv_group group) {
     uint32_t record = kv_evict_first(&store->index.group[group].evict);
-    uint64_t n_bytes = 0;
 
     if (record == KV_NO_RECORD)
         return 0;
-    if (group == KV_TARGET_FULL)
-        for (int g = 0; g < KV_GROUP_N; g++)
-            if (g != KV_TARGET_FULL)
-                n_bytes += drop(store, record, (enum kv_group)g);
-    return n_bytes + drop(store, record, group);
+    return group == KV_TARGET_FULL ? drop_page(store, record) : drop(store, record, group);
 }
 
 /* ---- hits ---- */
@@ -226,6 +231,91 @@ uint64_t kv_store_evict_bytes(struct kv_store *store, uint64_t n_bytes) {
 
 uint64_t kv_store_evict_all(struct kv_store *store) {
     return kv_store_evict_bytes(store, UINT64_MAX);
+}
+
+/* With all that hangs off it: whoever pins something of a page pins its target page. */
+static bool may_leave(const struct kv_index *index, uint32_t record) {
+    return index->records[record].n_children == 0 && index->records[record].device[KV_TARGET_FULL].n_pins == 0;
+}
+
+uint64_t kv_store_evict_chain(struct kv_store *store, const struct kv_key *keys, const int32_t *tokens,
+                              uint32_t n_pages) {
+    const struct kv_index *index = &store->index;
+    uint32_t record = KV_NO_RECORD;
+    uint64_t n_dropped = 0;
+
+    for (uint32_t page = 0; page < n_pages; page++) {
+        uint32_t next = kv_index_find(index, &keys[page], record, tokens + (size_t)page * PAGE_TOKENS);
+
+        if (next == KV_NO_RECORD)
+            break;
+        record = next;
+    }
+    while (record != KV_NO_RECORD && may_leave(index, record)) {
+        uint32_t parent = index->records[record].parent;
+
+        n_dropped += drop_page(store, record);
+        record = parent;
+    }
+    return n_dropped;
+}
+
+enum owner { OWNER_UNKNOWN, OWNER_MINE, OWNER_OTHER };
+
+/* Of a record, by the key of its chain's first page; those on the way learn it too. */
+static enum owner owner_of(const struct kv_index *index, struct kv_hasher *hasher, const struct kv_key *root,
+                           uint32_t record, uint8_t *owners) {
+    uint32_t at = record;
+    enum owner owner;
+
+    while (owners[at] == OWNER_UNKNOWN && index->records[at].parent != KV_NO_RECORD)
+        at = index->records[at].parent;
+    owner = owners[at];
+    if (owner == OWNER_UNKNOWN) {
+        struct kv_key key;
+
+        owner = kv_key_chain(hasher, root, index->tokens[at], 1, &key) == 0 &&
+                        memcmp(&key, &index->records[at].key, sizeof key) == 0
+                    ? OWNER_MINE
+                    : OWNER_OTHER;
+        owners[at] = (uint8_t)owner;
+    }
+    for (; record != at; record = index->records[record].parent)
+        owners[record] = (uint8_t)owner;
+    return owner;
+}
+
+uint64_t kv_store_purge(struct kv_store *store, const struct kv_key *root, uint32_t *ret_n_left) {
+    const struct kv_index *index = &store->index;
+    uint32_t n = index->free_records.n_slots, n_left = 0;
+    uint8_t *owners = calloc(n, sizeof *owners);
+    struct kv_hasher *hasher = NULL;
+    uint64_t n_dropped = 0;
+
+    *ret_n_left = n - index->free_records.n_free;
+    if (owners == NULL || kv_hasher_new(&hasher) != 0) {
+        free(owners);
+        return 0;
+    }
+    for (uint32_t record = 0; record < n; record++)
+        if (kv_pool_is_taken(&index->free_records, record))
+            n_left += owner_of(index, hasher, root, record, owners) == OWNER_MINE;
+    for (uint32_t i = 0; i < n; i++) { /* from the end of each chain, as far as it goes */
+        uint32_t record = i;
+
+        while (record != KV_NO_RECORD && owners[record] == OWNER_MINE && may_leave(index, record)) {
+            uint32_t parent = index->records[record].parent;
+
+            n_dropped += drop_page(store, record);
+            owners[record] = OWNER_OTHER;
+            n_left--;
+            record = parent;
+        }
+    }
+    kv_hasher_free(hasher);
+    free(owners);
+    *ret_n_left = n_left;
+    return n_dropped;
 }
 
 void kv_store_stats(const struct kv_store *store, struct kv_store_stats *ret_stats) {

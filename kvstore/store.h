@@ -80,6 +80,15 @@ void kv_store_match(struct kv_store *store, struct kv_lease *lease, const struct
 uint64_t kv_store_evict_bytes(struct kv_store *store, uint64_t n_bytes);
 uint64_t kv_store_evict_all(struct kv_store *store);
 
+/* Drops what no lease needs of these pages' chain, from its end on, up to the first page that must stay: that a lease needs,
+ * or that other pages follow. Returns the bytes. */
+uint64_t kv_store_evict_chain(struct kv_store *store, const struct kv_key *keys, const int32_t *tokens,
+                              uint32_t n_pages);
+
+/* The same for all pages of one namespace. ret_n_left: pages of it that a lease needs, or that such pages follow. Looks at
+ * every record, and allocates a byte for each: without it, or if libcrypto fails, nothing goes and all are left. */
+uint64_t kv_store_purge(struct kv_store *store, const struct kv_key *root, uint32_t *ret_n_left);
+
 struct kv_group_stats {
     uint32_t n_slots; /* without the null page; = n_free + n_private + n_indexed */
     uint32_t n_free, n_private, n_indexed;

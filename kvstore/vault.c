@@ -12,7 +12,7 @@ enum {
     PROBE_US = 30 * 1000 * 1000,
     WRITE_OFF_US = 30 * 1000 * 1000, /* then it is tried again */
     RETRY_US = 50 * 1000,
-    BLOCKS = 1 + 1 + 1 + VAULT_SCANS /* zeros, a file's head, the probe's, headers */
+    BLOCKS = 1 + 1 + 1 /* zeros, a file's head, the probe's */
 };
 
 static void on_blanked(struct disk_op *op);
@@ -26,8 +26,6 @@ static void init_ops(struct kv_vault *vault) {
     vault->zeros = block;
     vault->file.block = block += vault->alignment;
     vault->probe.block = block += vault->alignment;
-    for (int i = 0; i < VAULT_SCANS; i++)
-        vault->scans[i].block = block += vault->alignment;
     for (int i = 0; i < VAULT_BLANKS; i++) {
         vault->blanks[i].vault = vault;
         vault->blanks[i].op = (struct disk_op){.kind = DISK_WRITE, .done = on_blanked};
@@ -104,12 +102,13 @@ static int open_memory(struct kv_vault *vault, uint32_t n_records) {
     for (int g = 0; g < KV_GROUP_N; g++)
         verify_bytes = max_u64(verify_bytes, vault->options.group[g].slot_bytes);
     vault->verify.buffer = aligned_alloc(vault->alignment, verify_bytes);
+    vault->scan_memory = aligned_alloc(VAULT_SCAN_BYTES, (size_t)VAULT_SCANS * VAULT_SCAN_BYTES);
     vault->segment = calloc(vault->n_segments_max, sizeof *vault->segment);
     vault->save.records = calloc(vault->options.n_pages_max, sizeof *vault->save.records);
     vault->save.keys = calloc(vault->options.n_pages_max, sizeof *vault->save.keys);
     vault->to_blank = calloc((size_t)n_records + 1, sizeof *vault->to_blank);
-    if (!vault->blocks || !vault->verify.buffer || !vault->segment || !vault->save.records || !vault->save.keys ||
-        !vault->to_blank)
+    if (!vault->blocks || !vault->verify.buffer || !vault->scan_memory || !vault->segment || !vault->save.records ||
+        !vault->save.keys || !vault->to_blank)
         return -ENOMEM;
     memset(vault->blocks, 0, vault->blocks_bytes);
     return 0;
@@ -162,6 +161,7 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
     segment_close(vault->segments);
     free(vault->blocks);
     free(vault->verify.buffer);
+    free(vault->scan_memory);
     free(vault->segment);
     free(vault->save.records);
     free(vault->save.keys);
@@ -348,6 +348,7 @@ bool vault_is_no_space(int error) {
 
 void vault_write_failed(struct kv_vault *vault, int error) {
     vault->stats.n_write_errors++;
+    vault->stats.write_error = error;
     if (vault_is_no_space(error))
         vault->write_off_until_us = vault->options.now_us() + WRITE_OFF_US;
 }
@@ -471,6 +472,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     uint64_t next, n;
 
     disk_tick(vault->disk, vault->options.now_us());
+    vault_may_write(vault); /* again, if its time has come */
     quarantine_turn(vault);
     vault_scan_turn(vault);
     vault_files_turn(vault);
@@ -484,6 +486,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     if (n_ended(vault) != n) /* and nothing has been made of it yet */
         return vault->options.now_us();
     next = sooner(next, vault_sync_due_us(vault));
+    next = sooner(next, vault->write_off_until_us);
     next = sooner(next, vault->removal.retry_at_us);
     if (is_stalled(vault))
         next = sooner(next, vault->options.now_us() + RETRY_US);
@@ -493,6 +496,10 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
 }
 
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
+
+bool kv_vault_is_scanning(const struct kv_vault *vault) {
+    return vault->scan_state != VAULT_SCAN_DONE;
+}
 
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group) {
     return vault->breaker.state != KV_BREAKER_OPEN &&
@@ -512,6 +519,13 @@ bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum 
 
 void kv_vault_unpin(struct kv_vault *vault, uint32_t record) {
     vault_unpin(vault, record);
+}
+
+bool kv_vault_is_quiet(const struct kv_vault *vault) {
+    struct disk_stats disk;
+
+    disk_stats(vault->disk, &disk);
+    return !kv_vault_is_saving(vault) && vault->n_work == 0 && disk.n_out == disk.n_out_late;
 }
 
 void kv_vault_touch(struct kv_vault *vault, const struct kv_page_name *name) {

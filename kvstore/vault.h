@@ -14,6 +14,20 @@ struct kv_vault;
 
 enum { KV_VAULT_E_NONE = 1 /* it is not there */, KV_VAULT_E_BUSY, KV_VAULT_E_OFF };
 
+enum kv_vault_save {
+    KV_VAULT_SAVE_WORTH, /* if it is long enough and the day's bytes allow */
+    KV_VAULT_SAVE_MUST,  /* a park, a flush, the end of the process */
+};
+
+/* What became of one saving. */
+struct kv_vault_saved {
+    enum kv_vault_save why;
+    uint32_t n_tokens;   /* of the chain */
+    uint32_t n_slots;    /* written */
+    uint64_t bytes, us;  /* of these; from its first page to its last */
+    const char *outcome; /* "done", or a literal that says why not, or not all */
+};
+
 struct kv_vault_options {
     const struct disk_folder *folder; /* of the segments; outlives the vault, as do the next two */
     const struct kv_work *work;
@@ -33,6 +47,8 @@ struct kv_vault_options {
     uint64_t write_bytes_per_day; /* beyond it only what must be kept is written; 0: no limit */
     uint64_t deadline_us;         /* of one operation */
     uint64_t (*now_us)(void);     /* a monotonic clock */
+    void (*on_saved)(void *user, const struct kv_vault_saved *saved); /* may be NULL */
+    void *user;
     bool no_ring, no_direct;
     struct disk_queue *(*wrap)(void *user, struct disk_queue *queue); /* for faults */
     void *wrap_user;
@@ -54,17 +70,14 @@ uint64_t kv_vault_turn(struct kv_vault *vault);
 
 /* ---- down ---- */
 
-enum kv_vault_save {
-    KV_VAULT_SAVE_WORTH, /* if it is long enough and the day's bytes allow */
-    KV_VAULT_SAVE_MUST,  /* a park, a flush, the end of the process */
-};
-
 /* The pages up to the restore point of this record, and it, shall be on disk too, as far as the shelf has them. What is there
  * already is not written again. Best effort: what cannot be is counted. */
 void kv_vault_save(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_save why);
 /* The same for every restore point on the shelf that is long enough. */
 void kv_vault_save_all(struct kv_vault *vault);
 bool kv_vault_is_saving(const struct kv_vault *vault); /* something is still to be written */
+/* Nothing is on its way, or waits for it, that will still end by itself. */
+bool kv_vault_is_quiet(const struct kv_vault *vault);
 
 struct kv_vault_flush { /* embedded in who waits */
     void (*done)(struct kv_vault_flush *flush, int result);
@@ -79,6 +92,8 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 
 /* ---- up ---- */
 
+/* What the folder held at open is not all known yet. */
+bool kv_vault_is_scanning(const struct kv_vault *vault);
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
 /* Keeps it from leaving, so that it can be read later. False: it is not there. */
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record);
@@ -132,6 +147,7 @@ struct kv_vault_stats {
     uint64_t budget_bytes;                          /* left of the day's; UINT64_MAX: no limit */
     uint64_t n_breaker_opened;
     bool is_off, is_write_off;                                   /* the breaker is open; no space, or read only */
+    int write_error;                                             /* the last one: -errno */
     uint32_t n_segments, n_segments_scanned, n_segments_foreign; /* those found at open */
     uint64_t n_scanned, n_scan_bad, n_scan_foreign;              /* slots */
     bool is_scanning;

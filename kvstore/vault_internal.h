@@ -11,7 +11,7 @@
 enum {
     VAULT_WRITES = 4,  /* pages on their way down */
     VAULT_READS = 32,  /* pages on their way up */
-    VAULT_SCANS = 16,  /* headers */
+    VAULT_SCANS = 8,   /* runs of slots */
     VAULT_SYNCS = 4,   /* segments */
     VAULT_BLANKS = 4,  /* headers */
     VAULT_QUEUE = 256, /* chains that wait to be saved */
@@ -19,6 +19,9 @@ enum {
                 4,     /* a file, one to go, a probe, a check */
     VAULT_PURGES = 16, /* while the folder is read */
 };
+
+/* Headers of small slots are read with what lies between them: a disk that does few operations a second still reads much. */
+enum { VAULT_SCAN_BYTES = 1 << 20 };
 
 struct vault_write { /* a page on its way down */
     struct kv_vault *vault;
@@ -80,8 +83,9 @@ struct vault_scan_read {
     bool is_busy, is_given_up; /* nobody waits for it any more */
     bool is_home;              /* and waits for those before it */
     struct disk_op op;
-    void *block;
-    uint32_t slot;
+    void *block; /* [VAULT_SCAN_BYTES] */
+    uint32_t first_slot, n_slots;
+    uint32_t n_singly; /* still to be read one by one */
 };
 
 struct vault_segment {
@@ -127,6 +131,8 @@ struct kv_vault {
         uint32_t near[KV_GROUP_N]; /* slots of the pages before */
         enum kv_vault_save why;
         uint32_t n_out; /* writes */
+        struct kv_vault_saved saved;
+        uint64_t began_us;
     } save;
     uint64_t n_saves_asked, n_saves_done, n_alls_asked, n_alls_done;
     struct kv_vault_flush *flushes;
@@ -152,6 +158,7 @@ struct kv_vault {
 
     /* vault_scan.c */
     struct vault_scan_read scans[VAULT_SCANS];
+    void *scan_memory; /* [VAULT_SCANS] of VAULT_SCAN_BYTES; until all is known */
     enum vault_scan_state { VAULT_SCAN_HEADS, VAULT_SCAN_SLOTS, VAULT_SCAN_DONE } scan_state;
     uint32_t scan_segment;        /* at which it is */
     uint32_t scan_slot, scan_end; /* of its group: the next to read, and the first of the next segment */

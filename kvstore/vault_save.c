@@ -122,6 +122,8 @@ static void begin(struct kv_vault *vault, uint32_t record, enum kv_vault_save wh
     vault->save.at = 0;
     vault->save.group = 0;
     vault->save.why = why;
+    vault->save.saved = (struct kv_vault_saved){.why = why, .n_tokens = vault->save.n * PAGE_TOKENS, .outcome = "done"};
+    vault->save.began_us = vault->options.now_us();
     for (int g = 0; g < KV_GROUP_N; g++)
         vault->save.near[g] = KV_NO_SLOT;
 }
@@ -142,8 +144,13 @@ static void touch_chain(struct kv_vault *vault) {
 }
 
 static void end(struct kv_vault *vault) {
+    struct kv_vault_saved *saved = &vault->save.saved;
+
     touch_chain(vault);
     vault->save.is_running = false;
+    saved->us = vault->options.now_us() - vault->save.began_us;
+    if (vault->options.on_saved && (saved->n_slots > 0 || strcmp(saved->outcome, "done") != 0))
+        vault->options.on_saved(vault->options.user, saved);
     vault->stats.n_saves++;
     vault->n_saves_done += !vault->save.is_of_all;
 }
@@ -192,6 +199,8 @@ static void on_written(struct disk_op *op) {
         vault_stored_in(vault, view.segment, op->bytes);
         vault->stats.n_saved_pages++;
         vault->stats.saved_bytes += op->bytes;
+        vault->save.saved.n_slots++;
+        vault->save.saved.bytes += op->bytes;
         vault_report(vault, write->ticket, &write->is_reported, KV_BREAKER_WORKED);
         if (write->is_unwanted || vault->segment[view.segment].is_leaving)
             vault_forget(vault, write->record);
@@ -200,6 +209,7 @@ static void on_written(struct disk_op *op) {
     vault_forget(vault, write->record);
     if (op->result == -ECANCELED)
         return;
+    vault->save.saved.outcome = "write failed";
     vault_write_failed(vault, op->result);
     vault_report(vault, write->ticket, &write->is_reported,
                  vault_is_no_space(op->result) ? KV_BREAKER_WORKED : KV_BREAKER_FAILED);
@@ -293,7 +303,10 @@ static bool write_page(struct kv_vault *vault, uint32_t shelf_record, enum kv_gr
         return false;
     taken = take_slot(vault, group, &entry.slot);
     if (taken != TAKEN) {
-        vault->stats.n_skipped_full += taken == TAKE_NEVER;
+        if (taken == TAKE_NEVER) {
+            vault->stats.n_skipped_full++;
+            vault->save.saved.outcome = "disk full";
+        }
         return taken == TAKE_NEVER;
     }
     vault_locate(vault, group, entry.slot, &write->op);
@@ -378,10 +391,12 @@ static void refill_budget(struct kv_vault *vault) {
 static bool is_wanted(struct kv_vault *vault) {
     if (!vault_may_write(vault) || vault->breaker.state == KV_BREAKER_OPEN) {
         vault->stats.n_skipped_off++;
+        vault->save.saved.outcome = "disk off";
         return false;
     }
     if (vault->save.why == KV_VAULT_SAVE_WORTH && vault->options.write_bytes_per_day > 0 && vault->budget_bytes <= 0) {
         vault->stats.n_skipped_budget++;
+        vault->save.saved.outcome = "day's bytes used up";
         return false;
     }
     return true;

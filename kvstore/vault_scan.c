@@ -1,17 +1,30 @@
 /* vault_scan: what the folder held at open. First the heads of all segments, before any file is made; then, while the store
  * works already, the headers of their slots. Payloads are held against their headers when they are read. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "vault_internal.h"
 
-void vault_scan_init(struct kv_vault *vault) {
+/* What the kernel still has a part of stays until the end. */
+static void finish(struct kv_vault *vault) {
+    vault->scan_state = VAULT_SCAN_DONE;
     for (int i = 0; i < VAULT_SCANS; i++)
+        if (vault->scans[i].is_busy)
+            return;
+    free(vault->scan_memory);
+    vault->scan_memory = NULL;
+}
+
+void vault_scan_init(struct kv_vault *vault) {
+    for (int i = 0; i < VAULT_SCANS; i++) {
         vault->scans[i].vault = vault;
+        vault->scans[i].block = (char *)vault->scan_memory + (size_t)i * VAULT_SCAN_BYTES;
+    }
     for (uint32_t s = 0; s < vault->n_segments_max; s++)
         vault->stats.n_segments += disk_segment_exists(vault->disk, s);
     if (vault->stats.n_segments == 0)
-        vault->scan_state = VAULT_SCAN_DONE;
+        finish(vault);
 }
 
 static struct vault_scan_read *free_read(struct kv_vault *vault) {
@@ -21,11 +34,11 @@ static struct vault_scan_read *free_read(struct kv_vault *vault) {
     return NULL;
 }
 
-static bool send(struct kv_vault *vault, struct vault_scan_read *read, void (*late)(struct disk_op *op),
+static bool send(struct kv_vault *vault, struct vault_scan_read *read, uint32_t bytes, void (*late)(struct disk_op *op),
                  void (*done)(struct disk_op *op)) {
     read->op.kind = DISK_READ;
     read->op.buffer = read->block;
-    read->op.bytes = vault->alignment;
+    read->op.bytes = bytes;
     read->op.late = late;
     read->op.done = done;
     read->is_given_up = read->is_home = false;
@@ -96,8 +109,8 @@ static void heads_turn(struct kv_vault *vault) {
             return;
         read->op.segment = vault->scan_segment;
         read->op.offset = 0;
-        read->slot = KV_NO_SLOT;
-        if (!send(vault, read, on_late_head, on_head_read))
+        read->first_slot = KV_NO_SLOT;
+        if (!send(vault, read, vault->alignment, on_late_head, on_head_read))
             return;
     }
     if (vault->n_scans_out > 0)
@@ -119,31 +132,31 @@ static bool is_purged(const struct kv_vault *vault, const struct format_slot *he
 }
 
 /* No record is to be had for it. It is blanked, so that no header lies in a free slot that a later start finds again. */
-static void blank_found(struct kv_vault *vault, const struct vault_scan_read *read) {
+static void blank_found(struct kv_vault *vault, uint32_t slot) {
     if (!vault_has_room(vault))
         return;
-    segment_mark_taken(vault->segments, vault->scan_group, read->slot);
-    vault_blank(vault, vault->scan_group, read->slot);
+    segment_mark_taken(vault->segments, vault->scan_group, slot);
+    vault_blank(vault, vault->scan_group, slot);
 }
 
 /* Only what the models that run can find is worth its slot, and what another model of the same shapes left: that has other
  * keys, and stays until its slots are needed. */
-static void take_header(struct kv_vault *vault, const struct vault_scan_read *read) {
+static void take_header(struct kv_vault *vault, uint32_t segment, uint32_t slot, const void *block) {
     const struct kv_vault_options *o = &vault->options;
-    struct catalog_entry entry = {.group = vault->scan_group, .slot = read->slot, .segment = read->op.segment};
+    struct catalog_entry entry = {.group = vault->scan_group, .slot = slot, .segment = segment};
     struct format_slot header;
-    int r = format_slot_read(read->block, &header);
+    int r = format_slot_read(block, &header);
     uint32_t record;
 
     vault->stats.n_scanned++;
     if (r == FORMAT_E_FREE)
         return;
-    if (segment_state(vault->segments, read->op.segment) != SEGMENT_SCANNING)
+    if (segment_state(vault->segments, segment) != SEGMENT_SCANNING)
         return;                  /* retired meanwhile */
     if (r == FORMAT_E_FOREIGN) { /* not ours to overwrite */
         vault->stats.n_scan_foreign++;
         vault->n_foreign_slots++;
-        segment_mark_taken(vault->segments, vault->scan_group, read->slot);
+        segment_mark_taken(vault->segments, vault->scan_group, slot);
         return;
     }
     if (r != 0) {
@@ -151,15 +164,15 @@ static void take_header(struct kv_vault *vault, const struct vault_scan_read *re
         return;
     }
     if (memcmp(header.store_id, o->store_id, sizeof o->store_id) != 0 || header.group != vault->scan_group ||
-        header.write_sequence < vault->segment[read->op.segment].bound_sequence ||
+        header.write_sequence < vault->segment[segment].bound_sequence ||
         format_slot_bytes(header.payload_bytes, vault->alignment) != o->group[header.group].slot_bytes ||
         (kv_group_is_draft(header.group) && memcmp(header.drafter, o->drafter, sizeof o->drafter) != 0)) {
         vault->stats.n_scan_foreign++;
-        blank_found(vault, read);
+        blank_found(vault, slot);
         return;
     }
     if (is_purged(vault, &header)) {
-        blank_found(vault, read);
+        blank_found(vault, slot);
         return;
     }
     vault->write_sequence = max_u64(vault->write_sequence, header.write_sequence);
@@ -167,7 +180,7 @@ static void take_header(struct kv_vault *vault, const struct vault_scan_read *re
     entry.page_idx = header.page_idx;
     entry.uid = header.uid;
     if (!vault_has_room(vault) || catalog_put(vault->catalog, &entry, &record) != 0) {
-        blank_found(vault, read); /* there twice, which is as good; or more than there may be now */
+        blank_found(vault, slot); /* there twice, which is as good; or more than there may be now */
         return;
     }
     catalog_found(vault->catalog, record);
@@ -176,32 +189,69 @@ static void take_header(struct kv_vault *vault, const struct vault_scan_read *re
 
 static struct vault_scan_read *find_read(struct kv_vault *vault, uint32_t slot) {
     for (int i = 0; i < VAULT_SCANS; i++)
-        if (vault->scans[i].is_busy && vault->scans[i].slot == slot)
+        if (vault->scans[i].is_busy && vault->scans[i].first_slot == slot)
             return &vault->scans[i];
     return NULL;
 }
 
-/* Whoever came first. One that is late is passed over; it stays busy until it comes home. */
+static void on_header_read(struct disk_op *op);
+static void on_late_header(struct disk_op *op);
+
+static bool read_slots(struct kv_vault *vault, struct vault_scan_read *read, uint32_t first_slot, uint32_t n) {
+    read->first_slot = first_slot;
+    read->n_slots = n;
+    vault_locate(vault, vault->scan_group, first_slot, &read->op);
+    return send(vault, read, (n - 1) * vault->options.group[vault->scan_group].slot_bytes + vault->alignment,
+                on_late_header, on_header_read);
+}
+
+static void pass_over(struct kv_vault *vault, uint32_t n) {
+    vault->stats.n_scan_bad += n;
+    vault->scan_taken += n;
+}
+
+/* The read whose turn it is has come home, or is late: then it is passed over, and stays busy until it comes. One place that
+ * cannot be read hides the others of its run: they are read again, each for itself. */
+static void take(struct kv_vault *vault, struct vault_scan_read *read) {
+    uint32_t first = read->first_slot, n = read->n_slots, n_singly = read->n_singly;
+
+    read->first_slot = KV_NO_SLOT;
+    read->n_singly = 0;
+    read->is_busy = !read->is_home;
+    vault->n_scans_out--;
+    if (read->is_given_up) {
+        pass_over(vault, n + n_singly);
+        return;
+    }
+    for (uint32_t i = 0; read->op.result == 0 && i < n; i++)
+        take_header(vault, read->op.segment, first + i,
+                    (char *)read->block + (size_t)i * vault->options.group[vault->scan_group].slot_bytes);
+    if (read->op.result == 0)
+        vault->scan_taken += n;
+    else if (n > 1)
+        n_singly = n;
+    else
+        pass_over(vault, 1);
+    if (n_singly == 0)
+        return;
+    if (read_slots(vault, read, vault->scan_taken, 1))
+        read->n_singly = n_singly - 1;
+    else
+        pass_over(vault, n_singly);
+}
+
 static void take_in_order(struct kv_vault *vault) {
     struct vault_scan_read *read;
 
-    while ((read = find_read(vault, vault->scan_taken)) != NULL && (read->is_home || read->is_given_up)) {
-        vault->scan_taken++;
-        vault->n_scans_out--;
-        read->is_busy = !read->is_home;
-        if (!read->is_given_up && read->op.result == 0)
-            take_header(vault, read);
-        else
-            vault->stats.n_scan_bad++;
-        read->slot = KV_NO_SLOT;
-    }
+    while ((read = find_read(vault, vault->scan_taken)) != NULL && (read->is_home || read->is_given_up))
+        take(vault, read);
 }
 
 static void on_header_read(struct disk_op *op) {
     struct vault_scan_read *read = container_of(op, struct vault_scan_read, op);
 
     read->is_home = true;
-    if (read->slot == KV_NO_SLOT)
+    if (read->first_slot == KV_NO_SLOT)
         read->is_busy = false;
     else if (!read->vault->is_closing)
         take_in_order(read->vault);
@@ -230,18 +280,24 @@ static bool next_segment(struct kv_vault *vault) {
     return false;
 }
 
+static uint32_t n_at_once(const struct kv_vault *vault) {
+    uint32_t slot_bytes = vault->options.group[vault->scan_group].slot_bytes;
+
+    return slot_bytes <= VAULT_SCAN_BYTES / 4 ? VAULT_SCAN_BYTES / slot_bytes : 1;
+}
+
 static void slots_turn(struct kv_vault *vault) {
     for (;;) {
         while (vault->scan_slot < vault->scan_end) {
             struct vault_scan_read *read = free_read(vault);
+            uint64_t n;
 
             if (!read)
                 return;
-            read->slot = vault->scan_slot;
-            vault_locate(vault, vault->scan_group, read->slot, &read->op);
-            if (!send(vault, read, on_late_header, on_header_read))
+            n = min_u64(vault->scan_end - vault->scan_slot, n_at_once(vault));
+            if (!read_slots(vault, read, vault->scan_slot, (uint32_t)n))
                 return;
-            vault->scan_slot++;
+            vault->scan_slot += (uint32_t)n;
         }
         if (vault->n_scans_out > 0)
             return;
@@ -251,7 +307,7 @@ static void slots_turn(struct kv_vault *vault) {
             vault->stats.n_segments_scanned++;
         }
         if (!next_segment(vault)) {
-            vault->scan_state = VAULT_SCAN_DONE;
+            finish(vault);
             return;
         }
     }

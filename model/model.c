@@ -36,6 +36,8 @@ struct model_pass {
     int32_t *list;                  /* PASS_CYCLE: device copy of host_list */
     struct dflash_tap tap;
     struct program *program;
+    struct streamer *streamer; /* of its space */
+    struct kv_view full;       /* of its space */
     struct devmem mem;
     float *hidden;
     int32_t *routing;
@@ -293,7 +295,8 @@ static void record_target(struct recorder *rec, struct model_pass *pass, const s
                                .gdn_mode = frozen ? GDN_FROZEN : GDN_ADVANCE,
                                .record = frozen ? &model->record : NULL,
                                .hidden = pass->hidden,
-                               .routing = pass->routing};
+                               .routing = pass->routing,
+                               .spans = space->streamer ? streamer_spans(space->streamer) : NULL};
 
     if (has_draft) {
         pass->tap = (struct dflash_tap){.draft = &model->draft,
@@ -393,6 +396,8 @@ int model_pass_new(struct model *model, const struct model_space *space, const s
         return -ENOMEM;
     pass->model = model;
     pass->options = *options;
+    pass->streamer = space->streamer;
+    pass->full = space->target_full;
     devmem_init(&pass->mem, model->backend, model->device, NULL);
     r = take_pass_memory(pass);
     if (r == 0)
@@ -436,24 +441,31 @@ void model_pass_free(struct model_pass *pass) {
     free(pass);
 }
 
-int model_pass_run(struct model_pass *pass, struct stream *compute, const struct model_batch *input) {
-    const struct backend *backend = pass->model->backend;
+static int run_program(struct model_pass *pass, struct stream *compute, const struct streamed *streamed) {
+    if (streamed && streamed->n_seqs > 0)
+        return streamer_run(pass->streamer, compute, pass->program, &pass->full, streamed);
+    return pass->model->backend->program_run(compute, pass->program);
+}
+
+int model_pass_run(struct model_pass *pass, struct stream *compute, const struct model_batch *input,
+                   const struct streamed *streamed) {
     int r;
 
     if (input->bytes != pass->batch.bytes || pass->options.kind == PASS_CYCLE)
         return -EINVAL;
-    r = backend->copy(compute, pass->batch.mem, input->mem, input->bytes);
-    return r != 0 ? r : backend->program_run(compute, pass->program);
+    r = pass->model->backend->copy(compute, pass->batch.mem, input->mem, input->bytes);
+    return r != 0 ? r : run_program(pass, compute, streamed);
 }
 
-int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const int32_t *host_list) {
-    const struct backend *backend = pass->model->backend;
+int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const int32_t *host_list,
+                         const struct streamed *streamed) {
     int r;
 
     if (pass->options.kind != PASS_CYCLE)
         return -EINVAL;
-    r = backend->copy(compute, pass->list, host_list, (size_t)(pass->options.n_segs_max + 1) * sizeof *host_list);
-    return r != 0 ? r : backend->program_run(compute, pass->program);
+    r = pass->model->backend->copy(compute, pass->list, host_list,
+                                   (size_t)(pass->options.n_segs_max + 1) * sizeof *host_list);
+    return r != 0 ? r : run_program(pass, compute, streamed);
 }
 
 const float *model_pass_logits(const struct model_pass *pass) {

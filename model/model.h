@@ -2,6 +2,7 @@
  * recorded programs. Does not know where pages live: groups' arenas and tables come in as views, seqs as seq_ctl. */
 #pragma once
 #include "groups.h"
+#include "streamer.h"
 #include "weights.h"
 
 struct model;
@@ -28,6 +29,7 @@ struct model_space {
     struct state_view target_state;
     struct seq_ctl *ctl; /* [n_slots] */
     struct seq_tables tables;
+    struct streamer *streamer; /* of target_full; NULL: its pages are on the device */
 };
 
 struct model_info {
@@ -84,11 +86,14 @@ int model_pass_new(struct model *model, const struct model_space *space, const s
                    struct model_pass **ret_pass);
 void model_pass_free(struct model_pass *pass);
 
-/* Enqueues one run. Inputs must be MEM_HOST memory that stays as it is until the step is done.
+/* Enqueues one run. Inputs must be MEM_HOST memory that stays as it is until the step is done. streamed: pages of its seqs
+ * that are not on the device; NULL: none, as ever without a streamer.
  * Batch of PASS_PREFILL, PASS_RERUN and PASS_DRAFT: a model_batch of exactly the pass's maxima. */
-int model_pass_run(struct model_pass *pass, struct stream *compute, const struct model_batch *input);
+int model_pass_run(struct model_pass *pass, struct stream *compute, const struct model_batch *input,
+                   const struct streamed *streamed);
 /* PASS_CYCLE: host_list = [n, slot of each seq...], n_segs_max + 1 entries of MEM_HOST memory. */
-int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const int32_t *host_list);
+int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const int32_t *host_list,
+                         const struct streamed *streamed);
 
 /* Where results land: the ring (MEM_HOST) for tokens; device memory for the rest. */
 const struct step_ring *model_ring(const struct model *model);

@@ -184,6 +184,8 @@ static void record_full_attention(struct recorder *rec, const struct qwen *qwen,
                                      .q = b->q,
                                      .kv = pass->full,
                                      .layer = layer->idx});
+    if (pass->spans)
+        record_cut(rec);
     record_attn(rec, &(struct attn_args){
                          .batch = pass->batch,
                          .q = b->q,
@@ -195,7 +197,10 @@ static void record_full_attention(struct recorder *rec, const struct qwen *qwen,
                          .gate_head_stride = 2 * c->head_dim,
                          .kv = pass->full,
                          .layer = layer->idx,
+                         .spans = pass->spans,
                          .out = b->attn});
+    if (pass->spans)
+        record_cut(rec);
     record_linear(rec, &(struct linear_args){
                            .batch = pass->batch,
                            .x = b->attn,
@@ -304,7 +309,6 @@ void qwen_record_layers(struct recorder *rec, const struct qwen *qwen, const str
     for (int i = 0; i < qwen->config.n_layers; i++) {
         const struct qwen_layer *layer = &qwen->layers[i];
 
-        record_cut(rec, i);
         if (layer->kind == LAYER_FULL)
             record_full_attention(rec, qwen, layer, pass);
         else

@@ -28,9 +28,9 @@ RECORDER_OP(draft_kv, draft_kv_args)
 RECORDER_OP(store_rows, store_rows_args)
 #undef RECORDER_OP
 
-static inline void record_cut(struct recorder *rec, int layer) {
+static inline void record_cut(struct recorder *rec) {
     if (rec->error == 0)
-        rec->error = rec->backend->program_cut(rec->program, layer);
+        rec->error = rec->backend->program_cut(rec->program);
 }
 static inline void record_join(struct recorder *rec) {
     if (rec->error == 0)

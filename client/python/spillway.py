@@ -247,7 +247,7 @@ class _Protocol:
 # Method names with a dot become Python methods with an underscore.
 _METHODS = ["model.info", "text.tokenize", "text.detokenize", "chat.render", "gen.list", "gen.cancel", "session.open",
             "session.close", "session.list", "session.info", "session.park", "session.resume", "session.fork",
-            "session.pin", "session.unpin", "cache.lookup", "cache.stats", "cache.evict", "cache.verify", "cache.flush",
+            "session.pin", "session.unpin", "cache.lookup", "cache.stats", "cache.evict", "cache.verify", "cache.flush", "cache.purge",
             "server.health", "server.stats", "server.metrics", "server.config", "server.reload", "server.drain",
             "server.log_level"]
 

@@ -14,6 +14,16 @@ struct ref_part { /* of one span, or of all spans so far; n_keys 0: nothing seen
     double *out; /* [head_dim] */
 };
 
+struct ref_carry {
+    int n_keys;
+    double max, sum;
+    double out[]; /* [head_dim] */
+};
+
+static size_t ref_carry_bytes(int head_dim) {
+    return sizeof(struct ref_carry) + (size_t)head_dim * sizeof(double);
+}
+
 struct ref_scratch {
     double scores[SPAN_TOKENS];
     struct ref_part span, total;
@@ -93,6 +103,20 @@ static void ref_merge(struct ref_part *total, const struct ref_part *span, int d
         total->out[i] = total->out[i] * a + span->out[i] * b;
 }
 
+static void ref_load(struct ref_part *total, const struct ref_carry *carry, int d) {
+    total->n_keys = carry->n_keys;
+    total->max = carry->max;
+    total->sum = carry->sum;
+    memcpy(total->out, carry->out, (size_t)d * sizeof *total->out);
+}
+
+static void ref_save(const struct ref_part *total, struct ref_carry *carry, int d) {
+    carry->n_keys = total->n_keys;
+    carry->max = total->max;
+    carry->sum = total->sum;
+    memcpy(carry->out, total->out, (size_t)d * sizeof *total->out);
+}
+
 static void ref_row(const struct attn_unit *unit, int j, int head, struct ref_scratch *s) {
     const struct attn_args *a = unit->args;
     const int d = a->head_dim, row = a->batch->seg_row[unit->seg] + j;
@@ -105,6 +129,8 @@ static void ref_row(const struct attn_unit *unit, int j, int head, struct ref_sc
     float *out = (float *)a->out + at;
 
     s->total.n_keys = 0;
+    if (unit->spans.begin > 0)
+        ref_load(&s->total, (const void *)attn_carry(unit, j, head), d);
     for (int from = context.lo; from < context.hi;) {
         int end = min_int(context.hi, (from / SPAN_TOKENS + 1) * SPAN_TOKENS);
 
@@ -115,6 +141,10 @@ static void ref_row(const struct attn_unit *unit, int j, int head, struct ref_sc
     if (block.lo < block.hi) {
         ref_span(unit, q, true, block, s);
         ref_merge(&s->total, &s->span, d);
+    }
+    if (unit->spans.end != ATTN_SPANS_END) {
+        ref_save(&s->total, (void *)attn_carry(unit, j, head), d);
+        return;
     }
     for (int i = 0; i < d; i++) {
         double y = s->total.n_keys ? s->total.out[i] / s->total.sum : 0;
@@ -145,13 +175,22 @@ typedef void attn_unit_fn(const struct attn_unit *unit, void *scratch);
 struct attn_kernel {
     attn_unit_fn *run;
     size_t scratch_bytes; /* of one worker */
+    size_t carry_bytes;   /* of one (row, head) */
 };
 
 /* Without vectors FAST runs the oracle's arithmetic too: nothing in attention is rounded below f32. */
 static struct attn_kernel kernel_for(const struct device *device, const struct attn_args *a) {
     if (device->numeric == NUMERIC_FAST && device->isa >= CPU_ISA_AVX2 && a->head_dim % 8 == 0)
-        return (struct attn_kernel){attn_avx2_unit, attn_avx2_scratch_bytes(a)};
-    return (struct attn_kernel){ref_unit, ref_scratch_bytes(a->head_dim)};
+        return (struct attn_kernel){attn_avx2_unit, attn_avx2_scratch_bytes(a), attn_avx2_carry_bytes(a)};
+    return (struct attn_kernel){ref_unit, ref_scratch_bytes(a->head_dim), ref_carry_bytes(a->head_dim)};
+}
+
+/* Every worker's scratch, then what runs over some spans carry on to the next. */
+static size_t scratch_bytes(const struct device *device, const struct attn_args *a) {
+    const struct attn_kernel kernel = kernel_for(device, a);
+    size_t bytes = align_up((size_t)device->caps.n_threads * kernel.scratch_bytes, 64);
+
+    return a->spans ? bytes + (size_t)a->batch->n_rows_max * (size_t)a->n_heads * kernel.carry_bytes : bytes;
 }
 
 struct attn_job {
@@ -165,7 +204,13 @@ struct attn_job {
 static void attn_share(void *arg, int worker, int n_workers) {
     const struct attn_job *job = arg;
     const struct attn_args *a = job->args;
-    struct attn_unit unit = {.device = job->device, .args = a};
+    struct attn_unit unit = {
+        .device = job->device,
+        .args = a,
+        .spans = a->spans ? *a->spans : (struct attn_spans){0, ATTN_SPANS_END},
+        .carry = (char *)job->scratch + align_up((size_t)job->device->caps.n_threads * job->kernel.scratch_bytes, 64),
+        .carry_bytes = job->kernel.carry_bytes,
+    };
     void *scratch = (char *)job->scratch + (size_t)worker * job->kernel.scratch_bytes;
     int turn = 0;
 
@@ -200,6 +245,5 @@ int cpu_attn(struct program *program, const struct attn_args *args) {
         return -EINVAL;
     a.batch = cpu_program_keep(program, args->batch, sizeof *args->batch);
     a.kv = cpu_program_keep(program, args->kv, sizeof *args->kv);
-    return cpu_program_add(program, run_attn, &a, sizeof a,
-                           (size_t)device->caps.n_threads * kernel_for(device, args).scratch_bytes);
+    return cpu_program_add(program, run_attn, &a, sizeof a, scratch_bytes(device, args));
 }

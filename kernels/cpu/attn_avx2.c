@@ -44,6 +44,46 @@ size_t attn_avx2_scratch_bytes(const struct attn_args *args) {
     return layout(args, NULL, &s);
 }
 
+/* ---- from one run over some spans to the next ---- */
+
+struct carry {
+    float max, sum;
+    bool seen;
+    _Alignas(32) float out[]; /* [head_dim] */
+};
+
+size_t attn_avx2_carry_bytes(const struct attn_args *args) {
+    return sizeof(struct carry) + (size_t)args->head_dim * sizeof(float);
+}
+
+static void load_carry(const struct attn_unit *unit, struct scratch *s) {
+    const int d = unit->args->head_dim, group = unit->args->n_heads / unit->args->n_kv_heads;
+
+    for (int j = unit->row_begin, i = 0; j < unit->row_end; j++)
+        for (int h = 0; h < group; h++, i++) {
+            const struct carry *carry = (const void *)attn_carry(unit, j, unit->kv_head * group + h);
+
+            s->total_max[i] = carry->max;
+            s->total_sum[i] = carry->sum;
+            s->seen[i] = carry->seen;
+            memcpy(s->total_out + i * d, carry->out, (size_t)d * sizeof(float));
+        }
+}
+
+static void save_carry(const struct attn_unit *unit, const struct scratch *s) {
+    const int d = unit->args->head_dim, group = unit->args->n_heads / unit->args->n_kv_heads;
+
+    for (int j = unit->row_begin, i = 0; j < unit->row_end; j++)
+        for (int h = 0; h < group; h++, i++) {
+            struct carry *carry = (void *)attn_carry(unit, j, unit->kv_head * group + h);
+
+            carry->max = s->total_max[i];
+            carry->sum = s->total_sum[i];
+            carry->seen = s->seen[i];
+            memcpy(carry->out, s->total_out + i * d, (size_t)d * sizeof(float));
+        }
+}
+
 /* ---- tiles ---- */
 
 static void load_bf16(float *dst, const uint16_t *src, int n) {
@@ -326,6 +366,8 @@ void attn_avx2_unit(const struct attn_unit *unit, void *scratch) {
 
     layout(a, scratch, &s);
     memset(s.seen, 0, (size_t)(ATTN_UNIT_ROWS * group) * sizeof *s.seen);
+    if (unit->spans.begin > 0)
+        load_carry(unit, &s);
     for (int base = context.lo / SPAN_TOKENS * SPAN_TOKENS; base < context.hi; base += SPAN_TOKENS) {
         struct span span = {false, base, attn_clip(context, base, base + SPAN_TOKENS)};
 
@@ -333,6 +375,10 @@ void attn_avx2_unit(const struct attn_unit *unit, void *scratch) {
     }
     if (block.lo < block.hi)
         run_span(unit, &(struct span){true, 0, block}, &s);
+    if (unit->spans.end != ATTN_SPANS_END) {
+        save_carry(unit, &s);
+        return;
+    }
     for (int j = unit->row_begin; j < unit->row_end; j++)
         for (int h = 0; h < group; h++)
             finish_row(unit, j, h, &s);

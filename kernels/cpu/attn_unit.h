@@ -15,7 +15,10 @@ struct attn_unit {
     const struct device *device;
     const struct attn_args *args;
     int seg, kv_head;
-    int row_begin, row_end; /* of the seg's rows, at most ATTN_UNIT_ROWS */
+    int row_begin, row_end;  /* of the seg's rows, at most ATTN_UNIT_ROWS */
+    struct attn_spans spans; /* of this run */
+    char *carry;             /* [rows of the batch, heads] what earlier runs leave to later ones */
+    size_t carry_bytes;      /* of one of them */
 };
 
 /* Context keys are positions; block keys are rows of the seg. [lo, hi), empty if lo >= hi. */
@@ -32,6 +35,9 @@ static inline struct attn_keys attn_context_keys(const struct attn_unit *unit, i
         keys.lo = a->ctl[a->batch->seg_slot[unit->seg]].draft_valid_from;
     if (a->window > 0)
         keys.lo = max_int(keys.lo, pos - (a->window - 1));
+    keys.lo = max_int(keys.lo, unit->spans.begin * SPAN_TOKENS);
+    if (unit->spans.end != ATTN_SPANS_END)
+        keys.hi = min_int(keys.hi, unit->spans.end * SPAN_TOKENS);
     return keys;
 }
 
@@ -40,7 +46,7 @@ static inline struct attn_keys attn_block_keys(const struct attn_unit *unit, int
     int n_rows = a->batch->seg_row[unit->seg + 1] - a->batch->seg_row[unit->seg];
     struct attn_keys keys = {0, 0};
 
-    if (!a->block_k)
+    if (!a->block_k || unit->spans.end != ATTN_SPANS_END)
         return keys;
     keys.hi = a->block_causal ? j + 1 : n_rows;
     if (a->window > 0)
@@ -59,6 +65,13 @@ static inline size_t attn_row_at(const struct attn_unit *unit, int j, int head) 
     return ((size_t)(a->batch->seg_row[unit->seg] + j) * (size_t)a->n_heads + (size_t)head) * (size_t)a->head_dim;
 }
 
+static inline char *attn_carry(const struct attn_unit *unit, int j, int head) {
+    const struct attn_args *a = unit->args;
+
+    return unit->carry +
+           ((size_t)(a->batch->seg_row[unit->seg] + j) * (size_t)a->n_heads + (size_t)head) * unit->carry_bytes;
+}
+
 static inline const float *attn_block_row(const struct attn_unit *unit, enum kv_half half, int i) {
     const struct attn_args *a = unit->args;
     const float *x = half == KV_K ? a->block_k : a->block_v;
@@ -70,3 +83,4 @@ static inline const float *attn_block_row(const struct attn_unit *unit, enum kv_
 /* attn_avx2.c: head_dim is a multiple of 8. */
 void attn_avx2_unit(const struct attn_unit *unit, void *scratch);
 size_t attn_avx2_scratch_bytes(const struct attn_args *args); /* of one worker */
+size_t attn_avx2_carry_bytes(const struct attn_args *args);   /* of one (row, head) */

@@ -213,6 +213,7 @@ const struct backend backend_cpu = {
     .program_end = cpu_program_end,
     .program_free = cpu_program_free,
     .program_run = cpu_program_run,
+    .program_run_part = cpu_program_run_part,
 
     .embed = cpu_embed,
     .linear = cpu_linear,

@@ -30,15 +30,17 @@ int cpu_event_wait(struct stream *stream, struct event *event);
 int cpu_copy(struct stream *stream, void *dst, const void *src, size_t bytes);
 int cpu_notify(struct stream *stream, int eventfd);
 int cpu_program_run(struct stream *stream, struct program *program);
+int cpu_program_run_part(struct stream *stream, struct program *program, int part);
 
 /* ---- program.c */
 int cpu_program_begin(struct device *device, struct program **ret_program);
-int cpu_program_cut(struct program *program, int layer);
+int cpu_program_cut(struct program *program);
 int cpu_program_join(struct program *program);
 int cpu_program_end(struct program *program);
 void cpu_program_free(struct program *program);
-bool cpu_program_is_runnable(const struct program *program); /* program_end succeeded */
-void cpu_program_replay(struct program *program);            /* compute thread only */
+int cpu_program_n_parts(const struct program *program); /* 0 until program_end succeeded */
+void cpu_program_replay(struct program *program, int part,
+                        int part_end); /* parts [part, part_end); compute thread only */
 
 /* ---- weight.c */
 int cpu_weight_pack(struct device *device, const struct weight_desc *desc, struct weight **ret_weight);

@@ -10,13 +10,14 @@ static inline int kv_page_of(const struct kv_view *kv, int slot, int pos) {
     return kv->table[(size_t)slot * (size_t)kv->n_pages_max + (size_t)(pos / PAGE_TOKENS)];
 }
 
-/* One token's row [head_dim] in a page. */
+/* One token's row [head_dim] in a page, or in what the ring holds of it. */
 static inline char *kv_row(const struct kv_view *kv, int page, int layer, enum kv_half half, int head, int pos) {
-    size_t row_bytes = (size_t)kv->head_dim * dtype_bytes(kv->dtype);
-    size_t tile = ((size_t)layer * 2 + half) * (size_t)kv->n_kv_heads + (size_t)head;
+    size_t row_bytes = (size_t)kv->head_dim * dtype_bytes(kv->dtype), layer_bytes = kv_layer_bytes(kv);
+    size_t tile = (size_t)half * (size_t)kv->n_kv_heads + (size_t)head;
+    char *segment = page < 0 ? (char *)kv->ring + (size_t)~page * layer_bytes
+                             : (char *)kv->arena + (size_t)page * kv->page_bytes + (size_t)layer * layer_bytes;
 
-    return (char *)kv->arena + (size_t)page * kv->page_bytes +
-           (tile * PAGE_TOKENS + (size_t)(pos % PAGE_TOKENS)) * row_bytes;
+    return segment + (tile * PAGE_TOKENS + (size_t)(pos % PAGE_TOKENS)) * row_bytes;
 }
 
 static inline void kv_elems_store(enum dtype dtype, void *dst, const float *src, int n, float scale) {
@@ -66,12 +67,12 @@ static inline void kv_elems_load(enum dtype dtype, float *dst, const void *src, 
 }
 
 /* Writes one head's K or V of the token at pos. A position whose page is gone (null page) is dropped: that is how the
- * rows of a long prefill that a sliding group no longer holds end. */
+ * rows of a long prefill that a sliding group no longer holds end. A page that is not on the device is complete. */
 static inline void kv_write(const struct kv_view *kv, int slot, int layer, enum kv_half half, int head, int pos,
                             const float *x) {
     int page = kv_page_of(kv, slot, pos);
     float scale = half == KV_K ? kv->k_scale[layer] : kv->v_scale[layer];
 
-    if (page != 0)
+    if (page > 0)
         kv_elems_store(kv->dtype, kv_row(kv, page, layer, half, head, pos), x, kv->head_dim, scale);
 }

@@ -1,6 +1,6 @@
 /* program: a recorded pass. Holds copies of all op arguments and one scratch block that the ops share; replaying it calls
  * the ops one after the other on the compute thread, allocates nothing and waits for nothing. Aux ops run in their place
- * in the chain, so joins need nothing; cuts are kept as marks. */
+ * in the chain, so joins need nothing. */
 #include "device.h"
 
 #include <errno.h>
@@ -16,9 +16,9 @@ struct block { /* of argument copies */
 };
 
 struct entry {
-    cpu_op_fn *run; /* NULL: a cut */
+    cpu_op_fn *run;
     const void *args;
-    int cut_layer;
+    int part; /* cuts before it */
 };
 
 struct program {
@@ -26,6 +26,8 @@ struct program {
     struct block *blocks;
     struct entry *entries;
     int n_entries, n_entries_max;
+    int n_cuts;
+    int *part_begin; /* [n_cuts + 2] first entry of each part; once it has ended */
     void *scratch;
     size_t scratch_bytes;
     int error; /* first failure while recording */
@@ -94,7 +96,7 @@ static int append(struct program *program, const struct entry *entry) {
 
 int cpu_program_add(struct program *program, cpu_op_fn *run, const void *args, size_t args_bytes,
                     size_t scratch_bytes) {
-    struct entry entry = {.run = run, .args = cpu_program_keep(program, args, args_bytes)};
+    struct entry entry = {.run = run, .args = cpu_program_keep(program, args, args_bytes), .part = program->n_cuts};
     int r = append(program, &entry);
 
     if (r == 0 && scratch_bytes > program->scratch_bytes)
@@ -102,8 +104,11 @@ int cpu_program_add(struct program *program, cpu_op_fn *run, const void *args, s
     return r;
 }
 
-int cpu_program_cut(struct program *program, int layer) {
-    return append(program, &(struct entry){.cut_layer = layer});
+int cpu_program_cut(struct program *program) {
+    if (program->has_ended)
+        return -EINVAL;
+    program->n_cuts++;
+    return program->error;
 }
 
 int cpu_program_join(struct program *program) {
@@ -115,6 +120,13 @@ int cpu_program_end(struct program *program) {
         return -EINVAL;
     if (program->error != 0)
         return program->error;
+    program->part_begin = calloc((size_t)program->n_cuts + 2, sizeof *program->part_begin);
+    if (program->part_begin == NULL)
+        return -ENOMEM;
+    for (int i = 0; i < program->n_entries; i++)
+        program->part_begin[program->entries[i].part + 1] = i + 1;
+    for (int part = 0; part <= program->n_cuts; part++) /* an empty part ends where the one before it did */
+        program->part_begin[part + 1] = max_int(program->part_begin[part + 1], program->part_begin[part]);
     if (program->scratch_bytes > 0) {
         program->scratch = cpu_mem_new(program->scratch_bytes);
         if (program->scratch == NULL)
@@ -133,15 +145,15 @@ void cpu_program_free(struct program *program) {
     }
     cpu_mem_free(program->scratch, program->scratch_bytes);
     free(program->entries);
+    free(program->part_begin);
     free(program);
 }
 
-bool cpu_program_is_runnable(const struct program *program) {
-    return program->has_ended;
+int cpu_program_n_parts(const struct program *program) {
+    return program->has_ended ? program->n_cuts + 1 : 0;
 }
 
-void cpu_program_replay(struct program *program) {
-    for (int i = 0; i < program->n_entries; i++)
-        if (program->entries[i].run != NULL)
-            program->entries[i].run(program->device, program->entries[i].args, program->scratch);
+void cpu_program_replay(struct program *program, int part, int part_end) {
+    for (int i = program->part_begin[part]; i < program->part_begin[part_end]; i++)
+        program->entries[i].run(program->device, program->entries[i].args, program->scratch);
 }

@@ -39,7 +39,10 @@ struct item {
             size_t bytes;
         } copy; /* what is left of it */
         int eventfd;
-        struct program *program;
+        struct {
+            struct program *program;
+            int part, part_end;
+        } run;
         struct {
             void (*fn)(void *arg);
             void *arg;
@@ -154,7 +157,7 @@ static bool run_item(struct item *item) {
             ; /* any other failure is a full counter, which wakes its reader just as well */
         return true;
     case ITEM_PROGRAM:
-        cpu_program_replay(item->program);
+        cpu_program_replay(item->run.program, item->run.part, item->run.part_end);
         return true;
     case ITEM_CALL:
         item->call.fn(item->call.arg);
@@ -321,14 +324,23 @@ int cpu_notify(struct stream *stream, int eventfd) {
     return push_locked(stream, &item);
 }
 
-int cpu_program_run(struct stream *stream, struct program *program) {
-    struct item item = {.kind = ITEM_PROGRAM, .program = program};
+static int run_parts(struct stream *stream, struct program *program, int part, int part_end) {
+    struct item item = {.kind = ITEM_PROGRAM, .run = {program, part, part_end}};
 
     if (stream->kind != STREAM_COMPUTE && stream->kind != STREAM_AUX)
         return -EINVAL;
-    if (!cpu_program_is_runnable(program) || cpu_program_device(program) != stream->queue->device)
+    if (part < 0 || part >= part_end || part_end > cpu_program_n_parts(program) ||
+        cpu_program_device(program) != stream->queue->device)
         return -EINVAL;
     return push_locked(stream, &item);
+}
+
+int cpu_program_run(struct stream *stream, struct program *program) {
+    return run_parts(stream, program, 0, cpu_program_n_parts(program));
+}
+
+int cpu_program_run_part(struct stream *stream, struct program *program, int part) {
+    return run_parts(stream, program, part, part + 1);
 }
 
 void cpu_queue_call(struct cpu_queue *queue, void (*fn)(void *arg), void *arg) {

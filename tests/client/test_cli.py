@@ -20,6 +20,7 @@ CALLS = [
     (["session", "info", "old"], "session.info", {"name": "old"}),
     (["session", "park", "old"], "session.park", {"name": "old"}),
     (["session", "resume", "old"], "session.resume", {"name": "old"}),
+    (["session", "resume", "old", "--wait"], "session.resume", {"name": "old", "wait": True}),
     (["session", "fork", "old", "new", "--at", "64"], "session.fork", {"name": "old", "new_name": "new", "at": 64}),
     (["session", "pin", "old"], "session.pin", {"name": "old"}),
     (["session", "unpin", "old"], "session.unpin", {"name": "old"}),
@@ -29,6 +30,8 @@ CALLS = [
     (["cache", "evict", "host", "--bytes", "64MiB"], "cache.evict", {"tier": "host", "bytes": 64 << 20}),
     (["cache", "verify"], "cache.verify", {}),
     (["cache", "flush"], "cache.flush", {}),
+    (["cache", "purge"], "cache.purge", {}),
+    (["cache", "purge", "--uid", "7"], "cache.purge", {"uid": 7}),
     (["status"], "server.health", {}),
     (["stats"], "server.stats", {}),
     (["stats", "--metrics"], "server.metrics", {}),
@@ -62,7 +65,7 @@ def commands(spillway):
 
 
 def test_every_command_has_help(spillway):
-    assert len(commands(spillway)) == 25
+    assert len(commands(spillway)) == 26
     for command in commands(spillway):
         run = spillway(*command.split(), "--help")
         assert run.code == 0 and run.out.startswith(f"usage: spillway {command} ") and "--json" in run.out

@@ -8,12 +8,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "tests/golden")]
 
+import spillway  # noqa: E402
 from harness import Daemon  # noqa: E402
 
 
 def pytest_addoption(parser):
     parser.addoption("--spillwayd", required=True, help="the program under test")
     parser.addoption("--spillway", help="the command-line client")
+    parser.addoption("--soak", type=int, help="seconds of test_soak.py")
     parser.addoption("--long", action="store_true", help="also what takes minutes")
 
 
@@ -36,7 +38,7 @@ def daemons(request, folder_of_all):
 
     yield start
     for one in started:
-        one.stop()
+        one.stop(one.status)
 
 
 @pytest.fixture
@@ -49,3 +51,25 @@ def daemon(request, tmp_path):
 def kept_daemon(request, tmp_path_factory):
     """The same, for what several cases of a file need."""
     yield from daemons(request, tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture
+def other_user(monkeypatch):
+    """other_user(daemon): a connection that belongs to another uid."""
+    if os.getuid() != 0:
+        pytest.skip("needs two users, so the first must be root")
+    opened = []
+
+    def connect(one):
+        folder, name = os.path.split(one.socket)
+        monkeypatch.chdir(folder) # the folders above are closed to others
+        os.seteuid(65534)
+        try:
+            opened.append(spillway.Client(name, timeout=300.0))
+        finally:
+            os.seteuid(0)
+        return opened[-1]
+
+    yield connect
+    for client in opened:
+        client.close()

@@ -12,6 +12,7 @@ READY_S = 120  # sanitizers on a loaded machine are slow
 class Daemon:
     def __init__(self, program, folder, settings, args, env):
         self.socket = str(folder / "s")
+        self.status = 0  # that it is to end with
         self.log_path = folder / "log"
         settings = {"server.socket": self.socket, "model.backend": "cpu", "kv.device_bytes": "128MiB", **settings}
         command = [program, *args]
@@ -58,6 +59,7 @@ class Daemon:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def stop(self, status=0):
+        self.status = status
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:

@@ -65,7 +65,8 @@ def test_commands_of_sessions(cli):
     assert sessions == {"a": n_tokens, "b": n_tokens, "c": 70}
     for verb in ("pin", "unpin", "resume"):
         cli("session", verb, "a")
-    assert "NO_SPACE" in cli("session", "park", "a", code=1).stderr
+    assert json.loads(cli("session", "park", "a", "--json").stdout)["tier"] == "none"
+    cli("session", "resume", "a", "--wait")
     cli("session", "close", "b")
     assert cli("sessions").stdout.startswith("name  ")
     assert "NOT_FOUND" in cli("session", "info", "b", code=1).stderr
@@ -83,6 +84,8 @@ def test_commands_of_the_cache_and_of_texts(cli):
     assert json.loads(cli("cache", "lookup", "--markup", text, "--json").stdout)["device"] == 0
     cli("cache", "verify")
     cli("cache", "flush")
+    cli("complete", *QUESTION)
+    assert json.loads(cli("cache", "purge", "--json").stdout)["device"] > 0
 
 
 def test_commands_of_the_daemon(cli):
@@ -109,11 +112,11 @@ def test_commands_of_the_daemon(cli):
 METHODS = {
     "text.tokenize": {"text": "a"}, "text.detokenize": {"ids": [1]}, "chat.render": {"messages": [{"role": "user", "content": "x"}]},
     "session.open": {"name": "s"}, "session.info": {"name": "s"}, "session.resume": {"name": "s"}, "session.pin": {"name": "s"},
-    "session.unpin": {"name": "s"}, "session.fork": {"name": "s", "new_name": "t"}, "session.close": {"name": "t"},
+    "session.unpin": {"name": "s"}, "session.park": {"name": "s"}, "session.fork": {"name": "s", "new_name": "t"}, "session.close": {"name": "t"},
     "cache.lookup": {"prompt_ids": [1], "prefetch": True}, "cache.evict": {"tier": "device", "all": True},
     "server.log_level": {"level": "info"},
 }
-REFUSED = {"session.park": ({"name": "s"}, spillway.NoSpace), "gen.cancel": ({"id": 99}, spillway.NotFound)}
+REFUSED = {"gen.cancel": ({"id": 99}, spillway.NotFound)}
 
 
 def test_the_python_client_has_every_method(daemon):

@@ -1,5 +1,5 @@
 """Error codes and finish reasons, each by what the protocol says brings it about. BAD_FRAME is in test_abuse.py, slow_client
-and cancelled in test_release.py, error in test_stuck.py. CORRUPT is for what lies on a disk: there is none yet."""
+and cancelled in test_release.py, error in test_stuck.py. CORRUPT in test_sessions_durable.py."""
 import asyncio
 import os
 import resource
@@ -184,14 +184,13 @@ def test_quota_when_a_user_has_as_many_as_one_may(daemon):
     run(check())
 
 
-def test_no_space_to_park_or_pin_in(daemon):
+def test_no_space_to_pin_in(daemon):
     small = daemon(**{"kv.device_bytes": "24MiB", "sched.max_seqs": 1})
 
     async def check():
         async with await Raw.open(small.socket) as raw:
             n_context = (await raw.call("model.info"))["n_context"]
             await raw.call("session.open", name="s")
-            assert (await refusal(raw, "session.park", name="s")).code == "NO_SPACE"
             await raw.call("gen.start", prompt_ids=[5] * (n_context * 3 // 5), max_tokens=1, session="s")
             assert (await refusal(raw, "session.pin", name="s")).code == "NO_SPACE"
 

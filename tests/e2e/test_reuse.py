@@ -198,28 +198,6 @@ def test_a_fork_begins_with_what_it_shares(daemon):
 # ---- users
 
 
-@pytest.fixture
-def other_user(monkeypatch):
-    """other_user(daemon): a connection that belongs to another uid."""
-    if os.getuid() != 0:
-        pytest.skip("needs two users, so the first must be root")
-    opened = []
-
-    def connect(one):
-        folder, name = os.path.split(one.socket)
-        monkeypatch.chdir(folder) # the folders above are closed to others
-        os.seteuid(65534)
-        try:
-            opened.append(spillway.Client(name, timeout=300.0))
-        finally:
-            os.seteuid(0)
-        return opened[-1]
-
-    yield connect
-    for client in opened:
-        client.close()
-
-
 @pytest.mark.parametrize("shared", (False, True))
 def test_users_see_each_others_prefixes_only_if_they_shall(daemon, other_user, shared):
     one = daemon(**ROOMY, **{"server.socket_mode": "0666", "kv.shared_prefixes": str(shared).lower()})

@@ -150,6 +150,95 @@ static void open_below(struct engine_rig *rig) {
     ENGINE_RIG_CHECK(kv_restores_open(&restores, &rig->restores) == 0);
 }
 
+/* ---- the disk tier ---- */
+
+enum { DISK_SHARE = 25, DISK_DEADLINE_US = 60 * 1000 * 1000 };
+
+static void open_vault(struct engine_rig *rig) {
+    struct kv_vault_options options = {.folder = &rig->disk.folder,
+                                       .work = &rig->disk.work,
+                                       .shelf = rig->shelf,
+                                       .store_id = {7},
+                                       .disk_bytes = rig->options.disk_bytes,
+                                       .n_pages_max = (uint32_t)div_ceil((uint64_t)rig->options.n_context, PAGE_TOKENS),
+                                       .n_pages_min = 1,
+                                       .deadline_us = DISK_DEADLINE_US,
+                                       .now_us = now_us,
+                                       .wrap = disk_faults_wrap,
+                                       .wrap_user = rig->disk.faults};
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        options.group[g].slot_bytes = (uint32_t)kv_shelf_slot_bytes(rig->shelf, (enum kv_group)g);
+        options.group[g].share = DISK_SHARE;
+    }
+    ENGINE_RIG_CHECK(kv_vault_open(&options, &rig->disk.vault) == 0);
+    kv_spill_set_vault(rig->spill, rig->disk.vault);
+    kv_restores_set_vault(rig->restores, rig->disk.vault);
+}
+
+static void open_disk(struct engine_rig *rig) {
+    if (rig->options.disk_bytes == 0)
+        return;
+    strcpy(rig->disk.path, "/tmp/spillway-disk-XXXXXX"); /* NOLINT: it fits */
+    ENGINE_RIG_CHECK(mkdtemp(rig->disk.path) != NULL);
+    ENGINE_RIG_CHECK(disk_folder_open(rig->disk.path, &rig->disk.folder) == 0);
+    rig->disk.workers = workers_new(2);
+    rig->disk.work = workers_interface(rig->disk.workers);
+    rig->disk.faults = disk_faults_new();
+    open_vault(rig);
+}
+
+static void close_vault(struct engine_rig *rig) {
+    for (int i = 0; kv_vault_close(rig->disk.vault) > 0; i++) {
+        ENGINE_RIG_CHECK(i < STUCK_MS);
+        workers_dispatch(rig->disk.workers);
+        usleep(1000);
+    }
+    rig->disk.vault = NULL;
+}
+
+static void remove_file(void *user, const char *name) {
+    struct engine_rig *rig = user;
+
+    ENGINE_RIG_CHECK(unlinkat(rig->disk.folder.fd, name, 0) == 0);
+}
+
+static void close_disk(struct engine_rig *rig) {
+    if (rig->options.disk_bytes == 0)
+        return;
+    close_vault(rig);
+    disk_faults_free(rig->disk.faults);
+    workers_free(rig->disk.workers);
+    disk_folder_list(&rig->disk.folder, remove_file, rig);
+    unlinkat(rig->disk.folder.fd, "lock", 0);
+    disk_folder_close(&rig->disk.folder);
+    ENGINE_RIG_CHECK(rmdir(rig->disk.path) == 0);
+}
+
+/* True: something is on its way, or was. */
+static bool dispatch_disk(struct engine_rig *rig, bool wait) {
+    struct pollfd pollfd;
+
+    if (!rig->disk.vault || kv_vault_is_quiet(rig->disk.vault))
+        return false;
+    pollfd = (struct pollfd){.fd = kv_vault_fd(rig->disk.vault), .events = POLLIN};
+    if (workers_dispatch(rig->disk.workers) == 0)
+        poll(&pollfd, 1, wait ? 1 : 0); /* workers and faults do not show there */
+    kv_vault_dispatch(rig->disk.vault);
+    return true;
+}
+
+void engine_rig_reopen_disk(struct engine_rig *rig) {
+    close_vault(rig);
+    disk_faults_free(rig->disk.faults);
+    rig->disk.faults = disk_faults_new();
+    open_vault(rig);
+    do {
+        kv_vault_turn(rig->disk.vault);
+        dispatch_disk(rig, true);
+    } while (kv_vault_is_scanning(rig->disk.vault));
+}
+
 void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options) {
     struct engine_options engine = {.backend = pair->backend,
                                     .device = pair->device,
@@ -168,8 +257,11 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
     ENGINE_RIG_CHECK(device_thread_start(pair->backend, pair->device, &rig->thread) == 0);
     engine.thread = rig->thread;
     open_below(rig);
+    open_disk(rig);
     engine.spill = rig->spill;
     engine.restores = rig->restores;
+    engine.shelf = options->region_spans > 0 ? rig->shelf : NULL;
+    engine.region_spans = options->region_spans;
     engine.restore_always = true;
     ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
 }
@@ -182,6 +274,7 @@ void engine_rig_close(struct engine_rig *rig) {
     engine_rig_check(rig);
     kv_restores_close(rig->restores);
     kv_spill_close(rig->spill);
+    close_disk(rig);
     kv_shelf_close(rig->shelf);
     kv_store_close(rig->store);
 }
@@ -223,6 +316,11 @@ bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait) {
             rig->copies.out[d].first->result = -EIO;
         }
     copies_dispatch(&rig->copies);
+    any |= dispatch_disk(rig, wait && !any && !are_out);
+    if (rig->restores)
+        any |= kv_restores_turn(rig->restores);
+    if (rig->disk.vault)
+        kv_vault_turn(rig->disk.vault);
     return any || are_out;
 }
 
@@ -243,6 +341,8 @@ void engine_rig_check(const struct engine_rig *rig) {
     }
     if (rig->shelf)
         ENGINE_RIG_CHECK(kv_shelf_check(rig->shelf) == NULL);
+    if (rig->disk.vault)
+        ENGINE_RIG_CHECK(kv_vault_check(rig->disk.vault) == NULL);
 }
 
 void engine_rig_check_is_idle(const struct engine_rig *rig) {

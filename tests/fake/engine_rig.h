@@ -2,7 +2,9 @@
  * millisecond, with few ids, so that drafts are right by chance now and then. */
 #pragma once
 #include "copies.h"
+#include "disk_faults.h"
 #include "engine.h"
+#include "workers.h"
 
 #define ENGINE_RIG_CHECK(claim)                                                                                        \
     do {                                                                                                               \
@@ -32,6 +34,8 @@ struct engine_rig_options {
     int n_slots[KV_GROUP_N]; /* usable ones */
     double draft_min_accept;
     int n_below[KV_GROUP_N]; /* slots of a host tier; none of target_full: there is no such tier */
+    uint64_t disk_bytes;     /* of a disk tier below that, in a folder of its own under /tmp; 0: there is none */
+    int region_spans;        /* of the ring, if seqs that are too large for the device stream from it; else 0 */
 };
 
 struct engine_rig {
@@ -45,6 +49,14 @@ struct engine_rig {
     struct kv_work_item *works[ENGINE_RIG_WORKS_MAX]; /* checksums that wait to be made */
     int n_works;
     bool fails_copies; /* those that come home next */
+    struct {           /* the disk tier */
+        char path[64];
+        struct disk_folder folder;
+        struct workers *workers;
+        struct kv_work work;
+        struct disk_faults *faults;
+        struct kv_vault *vault; /* NULL: there is none */
+    } disk;
     struct engine *engine;
     struct engine_rig_options options;
 };
@@ -65,9 +77,11 @@ void engine_rig_close(struct engine_rig *rig);
 bool engine_rig_dispatch(struct engine_rig *rig);
 /* One turn of the loop: plans are sent, then they and copies waited for. False: there was nothing to do. */
 bool engine_rig_turn(struct engine_rig *rig);
-/* The same of the host tier: copies that are home, and a checksum that waits. Waits for them if it is told to. False: there
- * was nothing to wait for. */
+/* The same of the tiers below: copies that are home, a checksum that waits, the disk's operations. Waits for them if it is
+ * told to. False: there was nothing to wait for. */
 bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait);
-void engine_rig_check(const struct engine_rig *rig); /* of the store and the host tier */
+void engine_rig_check(const struct engine_rig *rig); /* of the store and the tiers below */
+/* The disk tier is opened anew, as after a restart, and has read what its folder holds. Nothing is on its way. */
+void engine_rig_reopen_disk(struct engine_rig *rig);
 /* No seq and no plan is left, and every slot is free or in the index. */
 void engine_rig_check_is_idle(const struct engine_rig *rig);

@@ -214,7 +214,10 @@ class Connection:
         self.session(params)["pinned"] = False
         return self.on_session_info(request_id, params)
 
-    on_session_park = on_session_resume = on_session_info
+    on_session_resume = on_session_info
+
+    def on_session_park(self, _, params):
+        return {"tokens": self.session(params)["n_tokens"], "bytes": 4096, "tier": "disk", "durable": True}
 
     # ---- cache and server
 
@@ -230,10 +233,13 @@ class Connection:
         return {"pages": 1, "bytes": params.get("bytes", 4096)}
 
     def on_cache_verify(self, *_):
-        return {"pages": 3, "bad": 0}
+        return {"checked": 3, "damaged": 0, "unread": 0}
 
     def on_cache_flush(self, *_):
-        return {"pages": 2}
+        return {"saved": 2, "bytes": 8192}
+
+    def on_cache_purge(self, _, params):
+        return {"device": 4096, "host": 0, "disk": params.get("uid", 0), "left": 0}
 
     def on_server_metrics(self, *_):
         return {"text": "# TYPE spillway_requests_total counter\nspillway_requests_total 12\n"}

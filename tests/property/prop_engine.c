@@ -1,8 +1,10 @@
 /* Whatever happens around it, a seq gets the tokens it gets alone: random requests on an engine with pools that are too
  * small, shared prefixes, continued answers, priorities, parking, ends by the caller at any moment, streams that delay
- * every item at random, chains that go down to a host tier and come back. After each turn the store is whole; at the end everything is back. */
+ * every item at random, chains that go down to a host tier and to a disk that makes trouble, and come back, also after a
+ * restart. After each turn the store is whole; at the end everything is back. */
 #include "fake/engine_rig.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +46,7 @@ struct world {
     struct sim sims[N_SIMS];
     int32_t last[CONTEXT]; /* an answer that came whole, with its prompt */
     int n_last;
+    uint32_t n_faults; /* of the disk */
     int n_finished, n_ended, n_tokens, n_cached, n_no_space, n_accepted;
 };
 
@@ -115,6 +118,7 @@ static struct seq *seq_of(struct sim *sim, const struct kv_key *root, enum seq_c
     seq->priority = sim->priority;
     seq->cache = cache;
     seq->root = *root;
+    seq->is_kept = sim->n_prompt % 2 == 0; /* goes on to the disk, if there is one */
     seq->n_cuts = cuts_find(&cuts, seq->cuts);
     seq->calls = &CALLS;
     seq->user = sim;
@@ -224,6 +228,37 @@ static void act(struct world *w) {
     }
 }
 
+/* What a disk may do to those who use it. */
+static void trouble_disk(struct world *w) {
+    static const int errors[] = {-EIO, -EINTR, -EAGAIN, -ENOMEM};
+    struct disk_faults *faults = w->rig.disk.faults;
+    struct disk_fault fault = {0};
+
+    if (below(w, 20) == 0)
+        kv_vault_save_all(w->rig.disk.vault);
+    if (below(w, 200) == 0)
+        kv_vault_evict_bytes(w->rig.disk.vault, below(w, 1 << 20));
+    if (below(w, 8) == 0 && w->n_faults <= disk_faults_n_calls(faults, DISK_CALL_READ)) { /* not without end */
+        switch (below(w, 4)) {
+        case 0:
+            fault.result = errors[below(w, ARRAY_LEN(errors))];
+            break;
+        case 1:
+            fault.short_by = 1 + below(w, 8192);
+            break;
+        case 2:
+            fault.is_held = true;
+            break;
+        default:
+            fault.n_copies = 1;
+        }
+        w->n_faults++;
+        disk_faults_add(faults, below(w, 2) ? DISK_CALL_READ : DISK_CALL_WRITE, fault);
+    }
+    if (below(w, 10) == 0)
+        disk_faults_release(faults);
+}
+
 /* Chains leave the device, so that they come back; and the host tier, sometimes, so that they do not. */
 static void evict(struct world *w) {
     if (!w->rig.shelf)
@@ -232,6 +267,8 @@ static void evict(struct world *w) {
         kv_store_evict_all(w->rig.store);
     if (below(w, 60) == 0)
         kv_shelf_evict_bytes(w->rig.shelf, below(w, 2) ? UINT64_MAX : below(w, 1 << 20));
+    if (w->rig.disk.vault)
+        trouble_disk(w);
     engine_rig_check(&w->rig);
 }
 
@@ -256,8 +293,11 @@ static void run(struct world *w, int n_turns) {
     for (int i = 0; i < N_SIMS; i++)
         if (w->sims[i].is_used && !w->sims[i].is_over)
             w->sims[i].seq->is_parked = false;
-    while (engine_rig_turn(&w->rig))
+    do { /* faults that were added for calls to come still hold some */
         engine_rig_check(&w->rig);
+        if (w->rig.disk.vault)
+            disk_faults_release(w->rig.disk.faults);
+    } while (engine_rig_turn(&w->rig));
     for (int i = 0; i < N_SIMS; i++)
         if (w->sims[i].is_used) {
             CHECK(w->sims[i].is_over); /* nobody is forgotten */
@@ -266,6 +306,8 @@ static void run(struct world *w, int n_turns) {
     engine_rig_check_is_idle(&w->rig);
     CHECK(w->n_no_space == 0); /* each of them fits alone, and nobody but them holds anything for good */
 }
+
+#define DISK_BYTES (UINT64_C(64) << 20)
 
 static const struct engine_rig_options CONFIGS[] = {
     /* pools that force preemption; one restore point beside the running states */
@@ -276,7 +318,9 @@ static const struct engine_rig_options CONFIGS[] = {
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
      0,
-     {0}},
+     {0},
+     0,
+     0},
     /* many places, few pages, drafting is given up and taken up again */
     {6,
      CONTEXT,
@@ -285,7 +329,9 @@ static const struct engine_rig_options CONFIGS[] = {
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 14, [KV_TARGET_STATE] = 16, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 30},
      1.3,
-     {0}},
+     {0},
+     0,
+     0},
     /* room for all */
     {4,
      CONTEXT,
@@ -294,7 +340,9 @@ static const struct engine_rig_options CONFIGS[] = {
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100},
      0,
-     {0}},
+     {0},
+     0,
+     0},
     /* states are what is short */
     {2,
      CONTEXT,
@@ -303,7 +351,9 @@ static const struct engine_rig_options CONFIGS[] = {
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 30, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 20},
      0,
-     {0}},
+     {0},
+     0,
+     0},
     /* a host tier that holds it all, below pools that force preemption */
     {3,
      CONTEXT,
@@ -312,7 +362,9 @@ static const struct engine_rig_options CONFIGS[] = {
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
      0,
-     {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100}},
+     {[KV_TARGET_FULL] = 200, [KV_TARGET_STATE] = 60, [KV_DRAFT_FULL] = 200, [KV_DRAFT_SLIDING] = 100},
+     0,
+     0},
     /* a host tier that is small itself, below scarce states */
     {4,
      CONTEXT,
@@ -321,7 +373,53 @@ static const struct engine_rig_options CONFIGS[] = {
      2 * N_SIMS,
      {[KV_TARGET_FULL] = 40, [KV_TARGET_STATE] = 9, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 10},
      0,
-     {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4}},
+     {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4},
+     0,
+     0},
+    /* a disk below a small host tier, below pools that force preemption */
+    {3,
+     CONTEXT,
+     64,
+     96,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 10, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 10, [KV_DRAFT_SLIDING] = 8},
+     0,
+     {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 12, [KV_DRAFT_SLIDING] = 8},
+     DISK_BYTES,
+     0},
+    /* a disk below a host tier that only just passes it on, below room for all */
+    {4,
+     CONTEXT,
+     128,
+     ROWS_MAX,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 60, [KV_TARGET_STATE] = 20, [KV_DRAFT_FULL] = 60, [KV_DRAFT_SLIDING] = 40},
+     0,
+     {[KV_TARGET_FULL] = 9, [KV_TARGET_STATE] = 2, [KV_DRAFT_FULL] = 5, [KV_DRAFT_SLIDING] = 3},
+     DISK_BYTES,
+     0},
+    /* a device that the longer seqs do not fit: they stream */
+    {3,
+     CONTEXT,
+     64,
+     96,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 5, [KV_TARGET_STATE] = 11, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 8},
+     0,
+     {[KV_TARGET_FULL] = 16, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4},
+     0,
+     2},
+    /* the same, with a first page that stays and is shared, in host memory that holds one such seq */
+    {4,
+     CONTEXT,
+     64,
+     128,
+     2 * N_SIMS,
+     {[KV_TARGET_FULL] = 7, [KV_TARGET_STATE] = 20, [KV_DRAFT_FULL] = 16, [KV_DRAFT_SLIDING] = 20},
+     0,
+     {[KV_TARGET_FULL] = 4, [KV_TARGET_STATE] = 8, [KV_DRAFT_FULL] = 6, [KV_DRAFT_SLIDING] = 4},
+     0,
+     4},
 };
 
 int main(int argc, char **argv) {
@@ -353,14 +451,25 @@ int main(int argc, char **argv) {
         engine_rig_open(&w->rig, &pair, &CONFIGS[i]);
         CHECK(kv_store_root(w->rig.store, 1, &w->root) == 0);
         run(w, n_turns);
+        if (w->rig.disk.vault) { /* and after a restart */
+            kv_store_evict_all(w->rig.store);
+            kv_shelf_evict_bytes(w->rig.shelf, UINT64_MAX);
+            engine_rig_reopen_disk(&w->rig);
+            w->n_faults = 0;
+            run(w, n_turns / 4);
+        }
         engine_look(w->rig.engine, &view);
         if (w->rig.restores)
             kv_restores_stats(w->rig.restores, &restores);
         printf("pools %zu: %d finished, %d ended by the caller, %d tokens, %d of prompts cached, %d drafts accepted, "
-               "%llu preemptions, %llu replayed, %llu restores, %llu failed, %d without space\n",
+               "%llu preemptions, %llu replayed, %llu restores, %llu failed, %llu pages from disk, %llu KiB streamed, "
+               "%d without space\n",
                i, w->n_finished, w->n_ended, w->n_tokens, w->n_cached, w->n_accepted,
                (unsigned long long)view.n_preemptions, (unsigned long long)view.n_replay_rows,
-               (unsigned long long)restores.n_done, (unsigned long long)restores.n_failed, w->n_no_space);
+               (unsigned long long)restores.n_done, (unsigned long long)restores.n_failed,
+               (unsigned long long)restores.n_disk_pages, (unsigned long long)(view.streamed_bytes >> 10),
+               w->n_no_space);
+        CHECK(view.streamed_bytes == 0 || CONFIGS[i].region_spans > 0);
         fflush(stdout);
         engine_rig_close(&w->rig);
         free(w);

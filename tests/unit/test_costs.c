@@ -73,6 +73,18 @@ static void what_takes_nearly_as_long_to_read_is_not_worth_writing(void **state)
     assert_false(costs_worth_saving(&costs, 10, 71));
 }
 
+static void a_restore_that_crawls_is_given_up_if_computing_is_faster(void **state) {
+    const struct costs costs = {.us_per_token = 1000, .us_per_disk_byte = 1}; /* 1000 tokens: 1 s */
+    const struct costs_bytes bytes = {.disk = 100000};                        /* planned: 0.1 s */
+
+    (void)state;
+    assert_false(costs_give_up(&costs, 1000, bytes, 0, 499999)); /* everybody stumbles */
+    assert_true(costs_give_up(&costs, 1000, bytes, 0, 500000));
+    assert_true(costs_give_up(&costs, 1000, bytes, 0.25, 500000));                                 /* 1.5 s to go */
+    assert_false(costs_give_up(&costs, 1000, bytes, 0.5, 500000));                                 /* 0.5 s to go */
+    assert_false(costs_give_up(&costs, 1000, (struct costs_bytes){.disk = 2000000}, 0.2, 500000)); /* as planned */
+}
+
 static void what_had_no_size_is_no_measurement(void **state) {
     struct costs costs;
 
@@ -105,6 +117,7 @@ int main(void) {
         cmocka_unit_test(one_slow_restore_does_not_decide_alone),
         cmocka_unit_test(the_disk_has_a_price_of_its_own),
         cmocka_unit_test(what_takes_nearly_as_long_to_read_is_not_worth_writing),
+        cmocka_unit_test(a_restore_that_crawls_is_given_up_if_computing_is_faster),
         cmocka_unit_test(what_had_no_size_is_no_measurement),
         cmocka_unit_test(what_is_refused_for_long_is_tried_again),
     };

@@ -351,7 +351,7 @@ static void a_program_replays_copies_of_its_arguments(void **state) {
         struct append_args args = {cpu_program_keep(program, &batch, sizeof batch), i, &log};
 
         assert_int_equal(cpu_program_add(program, run_append, &args, sizeof args, (size_t)i * 1000), 0);
-        assert_int_equal(cpu->program_cut(program, i), 0);
+        assert_int_equal(cpu->program_cut(program), 0);
         assert_int_equal(cpu->program_join(program), 0);
         memset(&args, 0xee, sizeof args);
         memset(&batch, 0xee, sizeof batch);
@@ -363,7 +363,7 @@ static void a_program_replays_copies_of_its_arguments(void **state) {
     }
     assert_int_equal(cpu->program_end(program), 0);
     assert_int_equal(cpu->program_end(program), -EINVAL);
-    assert_int_equal(cpu->program_cut(program, 4), -EINVAL);
+    assert_int_equal(cpu->program_cut(program), -EINVAL);
     assert_int_equal(cpu->program_run(rig.stream, program), 0);
     wait_for(rig.stream);
     assert_int_equal(log, 123);
@@ -372,6 +372,38 @@ static void a_program_replays_copies_of_its_arguments(void **state) {
     assert_int_equal(cpu->program_run(rig.stream, program), 0);
     wait_for(rig.stream);
     assert_int_equal(log, 234);
+    cpu->program_free(program);
+    rig_close(&rig);
+}
+
+static void parts_of_a_program_run_alone(void **state) {
+    struct rig rig = rig_open(&(struct backend_options){.n_threads = 1});
+    struct program *program;
+    int log = 0;
+    int32_t n_rows = 0;
+
+    (void)state;
+    assert_int_equal(cpu->program_begin(rig.device, &program), 0);
+    for (int i = 1; i <= 4; i++) { /* parts: 1 2, nothing, 3, 4 */
+        struct batch batch = {.n_rows = &n_rows};
+        struct append_args args = {cpu_program_keep(program, &batch, sizeof batch), i, &log};
+
+        for (int n_cuts = i == 3 ? 2 : i == 4; n_cuts > 0; n_cuts--)
+            assert_int_equal(cpu->program_cut(program), 0);
+        assert_int_equal(cpu_program_add(program, run_append, &args, sizeof args, (size_t)i * 1000), 0);
+    }
+    assert_int_equal(cpu->program_run_part(rig.stream, program, 0), -EINVAL); /* not ended */
+    assert_int_equal(cpu->program_end(program), 0);
+    for (int part = 3; part >= 0; part--)
+        assert_int_equal(cpu->program_run_part(rig.stream, program, part), 0);
+    assert_int_equal(cpu->program_run_part(rig.stream, program, 4), -EINVAL);
+    assert_int_equal(cpu->program_run_part(rig.stream, program, -1), -EINVAL);
+    wait_for(rig.stream);
+    assert_int_equal(log, 4312);
+    log = 0;
+    assert_int_equal(cpu->program_run(rig.stream, program), 0);
+    wait_for(rig.stream);
+    assert_int_equal(log, 1234);
     cpu->program_free(program);
     rig_close(&rig);
 }
@@ -428,6 +460,7 @@ int main(void) {
         cmocka_unit_test(a_full_stream_makes_the_caller_wait_and_loses_nothing),
         cmocka_unit_test(streams_can_be_opened_again_and_again),
         cmocka_unit_test(a_program_replays_copies_of_its_arguments),
+        cmocka_unit_test(parts_of_a_program_run_alone),
         cmocka_unit_test(programs_run_on_compute_and_aux_only),
         cmocka_unit_test(a_device_says_what_it_is),
     };

@@ -386,6 +386,7 @@ static void small_file_is_replaced_as_a_whole(void **state) {
     (void)state;
     rig_make_folder(&rig, "/tmp");
     assert_int_equal(disk_folder_open_in(&rig.folder, "inner", &inner), 0);
+    assert_int_equal(disk_folder_alignment(&inner), disk_folder_alignment(&rig.folder));
     assert_int_equal(disk_folder_read(&inner, "record", buffer, sizeof(buffer), &n), -ENOENT);
     assert_int_equal(disk_folder_replace(&inner, "record", "one", 3), 0);
     make_file(&(struct disk_rig){.folder = inner}, "record.new", 4096, 0600); /* what a crash leaves behind */

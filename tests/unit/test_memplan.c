@@ -178,6 +178,51 @@ static void groups_that_do_not_exist_get_nothing(void **state) {
     assert_int_equal(plan.n_slots[KV_TARGET_STATE], 0);
 }
 
+static void with_host_memory_longer_contexts_are_streamed(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(24 * GIB);
+    struct report report = {""};
+    struct memplan plan;
+    struct text out;
+
+    (void)state;
+    m.layer_bytes = m.slot_bytes[KV_TARGET_FULL] / 16;
+    l.max_context = 262144;
+    l.max_seqs = 4;
+    l.host_bytes = 16 * GIB;
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), 0);
+    assert_int_equal(plan.region_spans, 0); /* 4097 pages of 4.125 MiB and 8 states fit */
+    l.device_bytes = 12 * GIB;
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), 0);
+    assert_int_equal(plan.max_context, 262144);
+    assert_int_equal(plan.region_spans, 32); /* 32 * 16 * 256 KiB = 128 MiB, below a 32nd of 12 GiB */
+    assert_int_equal(plan.n_slots[KV_DRAFT_FULL], 4096 + 1);
+    assert_int_equal(plan.n_host_pages,
+                     (16384 - 4096 - 819.2) * 1024 / (4224 + 8)); /* 70 % of it; with the drafter's page, two headers */
+    assert_true(total(&plan) + 128 * MIB <= l.device_bytes);
+    assert_true(memplan_step_bytes(&plan) >= (uint64_t)(4096 - (plan.n_slots[KV_TARGET_FULL] - 1)) * 4 * MIB);
+    text_init(&out, 1 << 16);
+    memplan_print(&plan, &out);
+    text_add(&out, "", 1);
+    assert_non_null(strstr(out.bytes, "128.0 MiB  32768 tokens of one layer"));
+    assert_non_null(strstr(out.bytes, "from host memory in each step of the longest"));
+    text_deinit(&out);
+    l.host_bytes = 4 * GIB; /* not enough: 4 GiB hold some 45 thousand tokens */
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), -EINVAL);
+    assert_non_null(strstr(report.line, " (with kv.host_bytes "));
+    assert_int_equal(sscanf(strstr(report.line, " (with kv.host_bytes "), " (with kv.host_bytes %d", &l.max_context),
+                     1);
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), 0); /* so many do fit */
+    l.max_context = 262144;
+    l.host_bytes = 0;
+    refuses(&m, &l, "one sequence of 262144 tokens needs");
+    l.host_bytes = 4 * GIB;
+    l.max_context = 0; /* what both hold */
+    assert_int_equal(memplan_make(&m, &l, &plan, &report), 0);
+    assert_true(plan.max_context > (plan.n_slots[KV_TARGET_FULL] - 1) * PAGE_TOKENS && plan.max_context < 262144);
+    assert_non_null(strstr(plan.notice, "kv.device_bytes and kv.host_bytes hold no more"));
+}
+
 static void sums_beyond_64_bits_are_refused_not_wrapped(void **state) {
     struct memplan_model m = model_27b();
     struct memplan_limits l = limits(UINT64_C(64) << 40);
@@ -212,6 +257,26 @@ static void the_table_names_every_group_and_limit(void **state) {
     text_deinit(&out);
 }
 
+static void tiers_below_are_named_if_they_are_there(void **state) {
+    struct memplan_model m = {.slot_bytes = {[KV_TARGET_FULL] = 60 << 10, [KV_TARGET_STATE] = 124 << 10}};
+    struct text out;
+
+    (void)state;
+    text_init(&out, 1 << 16);
+    memplan_print_below(&m, 0, 0, &out);
+    assert_int_equal(out.n, 0);
+    memplan_print_below(&m, 256 << 20, 0, &out);
+    text_add(&out, "", 1);
+    assert_non_null(strstr(out.bytes, "kv.host_bytes"));
+    assert_non_null(strstr(out.bytes, "512 restore points")); /* a quarter, of 128 KiB each with its header */
+    assert_null(strstr(out.bytes, "kv.disk_bytes"));
+    text_clear(&out);
+    memplan_print_below(&m, 0, 100 << 20, &out);
+    text_add(&out, "", 1);
+    assert_non_null(strstr(out.bytes, "76800 tokens, 160 restore points")); /* 75 MiB of 64 KiB, 20 MiB of 128 KiB */
+    text_deinit(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_large_model_on_80_gib_is_divided_as_computed_by_hand),
@@ -220,8 +285,10 @@ int main(void) {
         cmocka_unit_test(the_largest_request_of_a_refusal_fits),
         cmocka_unit_test(more_memory_never_refuses_what_less_allowed),
         cmocka_unit_test(groups_that_do_not_exist_get_nothing),
+        cmocka_unit_test(with_host_memory_longer_contexts_are_streamed),
         cmocka_unit_test(sums_beyond_64_bits_are_refused_not_wrapped),
         cmocka_unit_test(the_table_names_every_group_and_limit),
+        cmocka_unit_test(tiers_below_are_named_if_they_are_there),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -82,7 +82,7 @@ static int begin(int place, int n_pages) {
     struct seq_keys keys = keys_of(n_pages);
 
     rig.copies.n = 0;
-    return pages_begin(&rig.pages[place], &keys, &rig.copies, &rig.match);
+    return pages_begin(&rig.pages[place], &keys, false, &rig.copies, &rig.match);
 }
 
 static int grow(int place, int len, int n_tokens) {

@@ -201,6 +201,60 @@ static void pins_go_on_with_the_session(void **state) {
     close_rig();
 }
 
+static void pins_that_were_let_go_are_taken_again(void **state) {
+    struct session *session;
+
+    (void)state;
+    open_rig(16, 4, false);
+    session = make(UID, "a");
+    assert_int_equal(sessions_extend(sessions, session, tokens, 300), 0);
+    serve(session, 4);
+    assert_int_equal(sessions_pin(sessions, session), 0);
+    sessions_let_go(sessions, session);
+    assert_true(session->is_pinned);
+    assert_int_equal(n_pinned(KV_TARGET_FULL), 0);
+    kv_store_evict_all(rig.store);
+    sessions_hold_again(sessions, session);
+    assert_int_equal(n_pinned(KV_TARGET_FULL), 0); /* nothing is there */
+    serve(session, 4);
+    sessions_hold_again(sessions, session);
+    assert_int_equal(n_pinned(KV_TARGET_FULL), 4);
+    assert_int_equal(n_pinned(KV_TARGET_STATE), 1);
+    sessions_unpin(sessions, session);
+    sessions_hold_again(sessions, session); /* not a pinned one */
+    assert_int_equal(n_pinned(KV_TARGET_FULL), 0);
+    close_rig();
+}
+
+/* As a record may tell that was written when contexts were longer. */
+static void what_is_longer_than_the_context_is_kept_and_not_looked_for(void **state) {
+    static int32_t many[2 * N_CONTEXT];
+    struct session *session;
+
+    (void)state;
+    open_rig(16, 4, false);
+    session = make(UID, "a");
+    assert_int_equal(sessions_extend(sessions, session, many, 2 * N_CONTEXT), 0);
+    assert_int_equal(session->n, 2 * N_CONTEXT);
+    assert_int_equal(sessions_n_pages(session), N_CONTEXT / PAGE_TOKENS);
+    assert_int_equal(sessions_pin(sessions, session), 0);
+    assert_int_equal(n_found(session), 0);
+    close_rig();
+}
+
+static void tokens_of_a_users_sessions_are_counted_together(void **state) {
+    (void)state;
+    open_rig(16, 4, false);
+    assert_int_equal(sessions_extend(sessions, make(UID, "a"), tokens, 300), 0);
+    assert_int_equal(sessions_extend(sessions, make(UID, "b"), tokens, 100), 0);
+    assert_int_equal(sessions_extend(sessions, make(UID + 1, "a"), tokens, 500), 0);
+    assert_int_equal(sessions_tokens(sessions, UID), 400);
+    assert_true(sessions_have_room(sessions, UID, 100, 500));
+    assert_false(sessions_have_room(sessions, UID, 101, 500));
+    assert_true(sessions_have_room(sessions, UID, 1000, 0));
+    close_rig();
+}
+
 static void pins_have_a_limit_of_pages_and_of_restore_points(void **state) {
     struct session *a, *b, *c;
 
@@ -242,6 +296,9 @@ int main(void) {
         cmocka_unit_test(a_fork_has_the_first_tokens_and_goes_its_own_way),
         cmocka_unit_test(pinned_pages_stay_until_unpinned),
         cmocka_unit_test(pins_go_on_with_the_session),
+        cmocka_unit_test(pins_that_were_let_go_are_taken_again),
+        cmocka_unit_test(what_is_longer_than_the_context_is_kept_and_not_looked_for),
+        cmocka_unit_test(tokens_of_a_users_sessions_are_counted_together),
         cmocka_unit_test(pins_have_a_limit_of_pages_and_of_restore_points),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -57,6 +57,19 @@ static uint32_t fill(struct rig *rig, int which, enum kv_group group) {
     return record;
 }
 
+/* The same as another user's. */
+static uint32_t fill_for(struct rig *rig, uint32_t uid, int which, enum kv_group group) {
+    int32_t tokens[PAGE_TOKENS];
+    struct kv_page_name page = name(tokens, which);
+    uint32_t record;
+    void *payload;
+
+    page.uid = uid;
+    assert_int_equal(kv_shelf_reserve(rig->shelf, &page, group, &record, &payload), 0);
+    kv_shelf_filled(rig->shelf, record, group, 1);
+    return record;
+}
+
 static bool has(const struct rig *rig, int which, enum kv_group group) {
     int32_t tokens[PAGE_TOKENS];
     struct kv_page_name page = name(tokens, which);
@@ -205,6 +218,28 @@ static void evicting_takes_the_longest_unused_of_all_groups(void **state) {
     rig_close(&rig);
 }
 
+static void one_users_copies_leave_and_pinned_ones_when_unpinned(void **state) {
+    struct rig rig = rig_open(4, 4);
+    uint32_t pinned;
+
+    (void)state;
+    fill_for(&rig, 7, 1, KV_TARGET_FULL);
+    fill_for(&rig, 7, 1, KV_TARGET_STATE);
+    fill_for(&rig, 8, 2, KV_TARGET_FULL);
+    pinned = fill_for(&rig, 7, 3, KV_TARGET_FULL);
+    kv_shelf_pin(rig.shelf, pinned, KV_TARGET_FULL);
+    assert_int_equal(kv_shelf_purge(rig.shelf, 7), 3 * PAYLOAD);
+    assert_null(kv_shelf_check(rig.shelf));
+    assert_false(has(&rig, 1, KV_TARGET_FULL));
+    assert_false(has(&rig, 1, KV_TARGET_STATE));
+    assert_true(has(&rig, 2, KV_TARGET_FULL));
+    assert_false(has(&rig, 3, KV_TARGET_FULL));
+    kv_shelf_unpin(rig.shelf, pinned, KV_TARGET_FULL);
+    assert_null(kv_shelf_check(rig.shelf));
+    assert_int_equal(kv_shelf_purge(rig.shelf, 7), 0);
+    rig_close(&rig);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_copy_is_found_only_once_it_is_whole),
@@ -216,6 +251,7 @@ int main(void) {
         cmocka_unit_test(a_dropped_copy_stays_under_its_pins_but_is_not_found),
         cmocka_unit_test(evicting_drops_no_more_than_asked),
         cmocka_unit_test(evicting_takes_the_longest_unused_of_all_groups),
+        cmocka_unit_test(one_users_copies_leave_and_pinned_ones_when_unpinned),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -462,6 +462,70 @@ static void evicting_bytes_drops_the_shortfall_and_all_drops_what_no_lease_needs
 
 /* ---- the drafter's groups ---- */
 
+static uint64_t evict_chain(struct kv_rig *rig, const char *kinds) {
+    struct kv_seq seq;
+    uint64_t n_bytes;
+
+    kv_seq_init(&seq, rig, 0, kinds);
+    n_bytes = kv_store_evict_chain(rig->store, seq.keys, seq.tokens, seq.n_pages);
+    kv_seq_deinit(&seq, rig);
+    kv_rig_check(rig);
+    return n_bytes;
+}
+
+static void a_chain_leaves_from_its_end_up_to_what_must_stay(void **state) {
+    struct kv_rig rig = rig_of(24, 8, 24, 24, 24);
+    struct kv_seq seq;
+
+    (void)state;
+    leave_behind(&rig, 0, "abcd");
+    leave_behind(&rig, 0, "abxy");
+    leave_behind(&rig, 0, "pq");
+    assert_int_equal(evict_chain(&rig, "ab"), 0); /* others go on from it */
+    assert_finds(&rig, 0, "abcd", 4, 4);
+    assert_true(evict_chain(&rig, "abcdef") >= 2 * KV_RIG_SLOT_BYTES);
+    assert_finds(&rig, 0, "abxy", 4, 4);
+    assert_int_equal(stats_of(&rig).n_records, 6);
+    assert_int_equal(evict_chain(&rig, "abcd"), 0); /* it has left */
+    kv_seq_init(&seq, &rig, 0, "abxy");
+    kv_seq_match(&seq, &rig);
+    assert_int_equal(evict_chain(&rig, "abxy"), 0); /* a lease needs it */
+    kv_seq_deinit(&seq, &rig);
+    assert_true(evict_chain(&rig, "abxy") >= 4 * KV_RIG_SLOT_BYTES);
+    assert_finds(&rig, 0, "abxy", 0, 0);
+    assert_finds(&rig, 0, "pq", 2, 2);
+    kv_rig_close(&rig);
+}
+
+static void a_namespace_leaves_and_no_other_does(void **state) {
+    struct kv_rig rig = rig_of(24, 8, 24, 24, 24);
+    struct kv_key root;
+    struct kv_seq seq;
+    uint32_t n_left;
+
+    (void)state;
+    leave_behind(&rig, 0, "abcd");
+    leave_behind(&rig, 0, "abxy");
+    leave_behind(&rig, 1, "abcd");
+    leave_behind(&rig, 0, "pq");
+    assert_int_equal(kv_store_root(rig.store, 0, &root), 0);
+    kv_seq_init(&seq, &rig, 0, "abcd");
+    kv_seq_match(&seq, &rig);
+    assert_true(kv_store_purge(rig.store, &root, &n_left) >= 4 * KV_RIG_SLOT_BYTES);
+    assert_int_equal(n_left, 4);
+    kv_rig_check(&rig);
+    assert_finds(&rig, 0, "pq", 0, 0);
+    assert_finds(&rig, 0, "abcd", 4, 4);
+    kv_seq_deinit(&seq, &rig);
+    assert_true(kv_store_purge(rig.store, &root, &n_left) > 0);
+    assert_int_equal(n_left, 0);
+    kv_rig_check(&rig);
+    assert_finds(&rig, 0, "abcd", 0, 0);
+    assert_finds(&rig, 1, "abcd", 4, 4);
+    assert_int_equal(stats_of(&rig).n_records, 4);
+    kv_rig_close(&rig);
+}
+
 static void lack_of_draft_pages_never_shortens_a_hit(void **state) {
     struct kv_rig rig = rig_of(16, 4, 2, 1, 16);
     struct kv_seq seq;
@@ -726,6 +790,8 @@ int main(void) {
         cmocka_unit_test(a_restore_point_leaves_alone),
         cmocka_unit_test(a_page_takes_all_that_hangs_off_it_along),
         cmocka_unit_test(evicting_bytes_drops_the_shortfall_and_all_drops_what_no_lease_needs),
+        cmocka_unit_test(a_chain_leaves_from_its_end_up_to_what_must_stay),
+        cmocka_unit_test(a_namespace_leaves_and_no_other_does),
         cmocka_unit_test(lack_of_draft_pages_never_shortens_a_hit),
         cmocka_unit_test(draft_context_starts_behind_its_last_hole),
         cmocka_unit_test(sliding_pages_outside_every_window_leave_first),

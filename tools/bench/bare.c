@@ -90,7 +90,7 @@ static int feed(struct bare *bare, int slot, int n, bool speculate, double *ret_
     space_fill(&bare->input, slot, ids, 0, n, SEG_PREFILL | SEG_SAMPLE, false);
     start = bench_now();
     if (r == 0)
-        r = model_pass_run(bare->prefill, bare->stream, &bare->input);
+        r = model_pass_run(bare->prefill, bare->stream, &bare->input, NULL);
     if (r == 0)
         r = backend_stream_wait(bare->backend, bare->stream);
     *ret_seconds = bench_now() - start;
@@ -118,7 +118,7 @@ static int time_cycles(struct bare *bare, bool speculate, double *ret_seconds) {
     }
     for (int i = 0; r == 0 && i < bare->n_repeats; i++) {
         start = bench_now();
-        r = model_pass_run_cycle(bare->cycle, bare->stream, bare->list);
+        r = model_pass_run_cycle(bare->cycle, bare->stream, bare->list, NULL);
         if (r == 0)
             r = backend_stream_wait(bare->backend, bare->stream);
         samples[i] = bench_now() - start;

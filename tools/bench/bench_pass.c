@@ -103,7 +103,7 @@ static double feed(struct bench *bench, struct model_pass *pass, struct model_ba
         made_up[i] = 1 + (bench->pos + i) * 37 % 3000;
     space_fill(in, 0, ids ? ids : made_up, bench->pos, n, SEG_PREFILL | flags, outs);
     start = bench_now();
-    model_pass_run(pass, bench->stream, in);
+    model_pass_run(pass, bench->stream, in, NULL);
     backend_stream_wait(bench->backend, bench->stream);
     bench->pos += n;
     return bench_now() - start;
@@ -197,7 +197,7 @@ static int bench_generation(struct bench *bench, const char *target, bool specul
     bench->list[1] = 0;
     start = bench_now();
     do {
-        r = model_pass_run_cycle(bench->cycle, bench->stream, bench->list);
+        r = model_pass_run_cycle(bench->cycle, bench->stream, bench->list, NULL);
         if (r == 0)
             r = backend_stream_wait(bench->backend, bench->stream);
         out = ring->out + (*ring->n_steps - 1) % (uint64_t)ring->n_steps_max * (uint64_t)ring->n_segs_max;

@@ -127,7 +127,7 @@ static int run_cycle(struct generator *g, struct generation *group, bool *done, 
     for (int slot = 0; slot < n; slot++)
         if (!done[slot])
             g->list[++g->list[0]] = slot;
-    r = model_pass_run_cycle(g->cycle, g->probe->stream, g->list);
+    r = model_pass_run_cycle(g->cycle, g->probe->stream, g->list, NULL);
     if (r == 0)
         r = backend_stream_wait(g->probe->backend, g->probe->stream);
     if (r != 0)

@@ -1,0 +1,36 @@
+/* durable: sessions outlive the process. Joins the sessions with their files: what of a session is written when, and what
+ * becomes of the files at the start. Without a disk tier nothing is written, and nothing else changes. */
+#pragma once
+#include <sys/types.h>
+
+#include "proto.h"
+#include "report.h"
+#include "session_files.h"
+
+struct service;
+struct session;
+
+/* Reads what is kept into the service's sessions, which are open and empty. Blocks; on the thread that loads. -errno with
+ * a line. */
+int durable_load(struct service *service, struct report *report);
+/* Says what was found; from then on sessions are written. On the loop. -ENOMEM. */
+int durable_open(struct service *service);
+void durable_close(struct service *service); /* nothing is out; before the sessions */
+
+/* The session is new, or has changed. wait: NULL, or who is told when that is on disk, or was tried in vain; false: nothing
+ * is to be waited for. */
+bool durable_keep(struct service *service, struct session *session, struct session_wait *wait);
+/* Drops the session, and its file. wait: NULL, or who is told; false: nothing is to be waited for. */
+bool durable_drop(struct service *service, struct session *session, struct session_wait *wait);
+/* Why there is no session of this name: NOT_FOUND, or CORRUPT: its record is damaged, or could not be read. The line says
+ * what to do. */
+enum proto_code durable_missing(const struct service *service, uid_t uid, struct span name, struct report *report);
+/* Removes such a record. False: there is none. */
+bool durable_drop_damaged(struct service *service, uid_t uid, struct span name, struct session_wait *wait);
+/* What it is now is on disk, or will be as far as one knows. */
+bool durable_is(const struct session *session);
+
+/* Retries what failed. Returns when to call it next, in microseconds of the monotonic clock; 0: not before something is
+ * kept. */
+uint64_t durable_tick(struct service *service);
+bool durable_is_idle(const struct service *service);

@@ -1,0 +1,227 @@
+#include "tiers.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "service.h"
+#include "uvwork.h"
+#include "watch.h"
+
+struct tiers {
+    struct kv_work work;
+    uv_timer_t timer; /* the vault's next turn */
+    struct watch *watch;
+    struct { /* of which the log has told */
+        bool is_off, is_write_off, is_scanning;
+        uint64_t n_damaged;
+    } told;
+};
+
+static void on_timer(uv_timer_t *timer) {
+    (void)timer; /* the turn after it does the rest */
+}
+
+static void on_disk(void *user) {
+    struct service *service = user;
+
+    kv_vault_dispatch(service->pair.vault);
+}
+
+static void on_saved(void *user, const struct kv_vault_saved *saved) {
+    struct service *service = user;
+
+    log_line(&service->log, LOG_INFO, "save", "reason=%s n_tokens=%u slots=%u bytes=%llu ms=%llu result=%s",
+             saved->why == KV_VAULT_SAVE_MUST ? "must" : "worth", saved->n_tokens, saved->n_slots,
+             (unsigned long long)saved->bytes, (unsigned long long)saved->us / 1000, saved->outcome);
+}
+
+static void log_opened(struct service *service) {
+    struct kv_vault_stats stats;
+
+    kv_vault_stats(service->pair.vault, &stats);
+    log_line(&service->log, LOG_INFO, "disk.open",
+             "path=%s bytes=%llu segments=%u segment_bytes=%llu ring=%d direct=%d registered_buffers=%d", //
+             service->config.kv.disk_path, (unsigned long long)stats.cap_bytes, stats.n_segments,
+             (unsigned long long)stats.segment_bytes, stats.disk.is_ring, stats.disk.is_direct,
+             stats.disk.has_registered_buffers);
+}
+
+int tiers_open(struct service *service, struct report *report) {
+    struct tiers *tiers;
+    int r;
+
+    if (!config_has_disk(&service->config))
+        return 0;
+    tiers = calloc(1, sizeof *tiers);
+    if (!tiers)
+        return report_error(report, -ENOMEM, "tiers: out of memory");
+    service->tiers = tiers;
+    tiers->work = uvwork_of(service->loop);
+    uv_timer_init(service->loop, &tiers->timer);
+    r = pair_open_disk(&service->pair, &service->config, &service->folder, &tiers->work, service_now_us, on_saved,
+                       service, report);
+    if (r != 0)
+        return r;
+    tiers->told.is_scanning = true;
+    log_opened(service);
+    r = watch_start(service->loop, kv_vault_fd(service->pair.vault), on_disk, service, &tiers->watch);
+    return r == 0 ? 0 : report_error(report, r, "kv.disk_path: the loop cannot watch the disk: %s", strerror(-r));
+}
+
+void tiers_stop(struct service *service) {
+    struct tiers *tiers = service->tiers;
+
+    if (!tiers)
+        return;
+    watch_stop(tiers->watch);
+    uv_close((uv_handle_t *)&tiers->timer, NULL);
+}
+
+void tiers_free(struct service *service) {
+    free(service->tiers);
+    service->tiers = NULL;
+}
+
+/* ---- turns ---------------------------------------------------------------------------------------------------------- */
+
+/* One line per change of state. */
+static void tell(struct service *service) {
+    struct tiers *tiers = service->tiers;
+    struct kv_vault_stats stats;
+
+    kv_vault_stats(service->pair.vault, &stats);
+    if (stats.is_off != tiers->told.is_off)
+        log_line(&service->log, stats.is_off ? LOG_ERROR : LOG_INFO, stats.is_off ? "disk.off" : "disk.on",
+                 "path=%s read_errors=%llu late=%llu write_errors=%llu sync_errors=%llu", service->config.kv.disk_path,
+                 (unsigned long long)stats.n_read_errors, (unsigned long long)stats.n_read_late,
+                 (unsigned long long)stats.n_write_errors, (unsigned long long)stats.n_sync_errors);
+    if (stats.is_write_off != tiers->told.is_write_off)
+        log_line(&service->log, stats.is_write_off ? LOG_WARN : LOG_INFO,
+                 stats.is_write_off ? "disk.write_off" : "disk.write_on", "path=%s error=%s",
+                 service->config.kv.disk_path, strerror(-stats.write_error));
+    if (stats.n_damaged != tiers->told.n_damaged)
+        log_line(&service->log, LOG_WARN, "disk.damaged", "path=%s pages=%llu total=%llu", service->config.kv.disk_path,
+                 (unsigned long long)(stats.n_damaged - tiers->told.n_damaged), (unsigned long long)stats.n_damaged);
+    if (stats.is_scanning != tiers->told.is_scanning)
+        log_line(&service->log, LOG_INFO, "disk.scanned", "segments=%u slots=%llu bad=%llu foreign=%llu",
+                 stats.n_segments, (unsigned long long)stats.n_scanned, (unsigned long long)stats.n_scan_bad,
+                 (unsigned long long)stats.n_scan_foreign);
+    tiers->told.is_off = stats.is_off;
+    tiers->told.is_write_off = stats.is_write_off;
+    tiers->told.is_scanning = stats.is_scanning;
+    tiers->told.n_damaged = stats.n_damaged;
+}
+
+void tiers_turn(struct service *service) {
+    struct pair *pair = &service->pair;
+    uint64_t next, now;
+
+    do {
+        engine_turn(pair->engine);
+    } while (pair->restores && kv_restores_turn(pair->restores));
+    if (!pair->vault)
+        return;
+    next = kv_vault_turn(pair->vault);
+    now = service_now_us();
+    tell(service);
+    if (next == 0)
+        uv_timer_stop(&service->tiers->timer);
+    else
+        uv_timer_start(&service->tiers->timer, on_timer, next > now ? (next - now) / 1000 + 1 : 1, 0);
+}
+
+bool tiers_are_quiet(const struct service *service) {
+    const struct pair *pair = &service->pair;
+    struct kv_restores_stats restores = {0};
+
+    if (pair->restores)
+        kv_restores_stats(pair->restores, &restores);
+    return restores.n_now == 0 && (!pair->spill || kv_spill_is_idle(pair->spill)) &&
+           (!pair->vault || kv_vault_is_quiet(pair->vault));
+}
+
+/* ---- metrics -------------------------------------------------------------------------------------------------------- */
+
+static void update_host(struct service *service) {
+    struct metrics *m = &service->metrics;
+    const struct pair *pair = &service->pair;
+    struct kv_restores_stats restores;
+    struct kv_spill_stats spill;
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        struct kv_shelf_group_stats group;
+
+        kv_shelf_stats(pair->shelf, (enum kv_group)g, &group);
+        metrics_set(m, METRIC_HOST_SLOTS, g, group.n_slots);
+        metrics_set(m, METRIC_HOST_CLEAN, g, group.n_clean);
+        metrics_set(m, METRIC_HOST_FILLING, g, group.n_filling);
+        metrics_set(m, METRIC_HOST_PINNED, g, group.n_pinned);
+        metrics_set(m, METRIC_HOST_EVICTIONS, g, (int64_t)group.n_evicted);
+    }
+    kv_spill_stats(pair->spill, &spill);
+    metrics_set(m, METRIC_SPILLED_BYTES, 0, (int64_t)spill.bytes);
+    metrics_set(m, METRIC_SPILLS_SKIPPED, METRIC_SPILL_NO_JOB, (int64_t)spill.n_no_job);
+    metrics_set(m, METRIC_SPILLS_SKIPPED, METRIC_SPILL_NO_SLOT, (int64_t)spill.n_no_slot);
+    metrics_set(m, METRIC_SPILLS_SKIPPED, METRIC_SPILL_FAILED, (int64_t)spill.n_failed);
+    kv_restores_stats(pair->restores, &restores);
+    metrics_set(m, METRIC_RESTORES, METRIC_RESTORE_DONE, (int64_t)restores.n_done);
+    metrics_set(m, METRIC_RESTORES, METRIC_RESTORE_FAILED, (int64_t)restores.n_failed);
+    metrics_set(m, METRIC_RESTORED_BYTES, 0, (int64_t)restores.bytes);
+}
+
+static void update_disk(struct service *service) {
+    struct metrics *m = &service->metrics;
+    struct kv_vault_stats s;
+
+    kv_vault_stats(service->pair.vault, &s);
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        metrics_set(m, METRIC_DISK_SLOTS, g, s.group[g].n_slots);
+        metrics_set(m, METRIC_DISK_STORED, g, s.group[g].n_stored);
+        metrics_set(m, METRIC_DISK_WRITING, g, s.group[g].n_writing);
+        metrics_set(m, METRIC_DISK_PINNED, g, s.group[g].n_pinned);
+        metrics_set(m, METRIC_DISK_EVICTIONS, g, (int64_t)s.group[g].n_evicted);
+    }
+    metrics_set(m, METRIC_DISK_FILE_BYTES, 0, (int64_t)s.bytes);
+    metrics_set(m, METRIC_DISK_SAVES, 0, (int64_t)s.n_saves);
+    metrics_set(m, METRIC_DISK_SAVED_BYTES, 0, (int64_t)s.saved_bytes);
+    metrics_set(m, METRIC_DISK_READ_BYTES, 0, (int64_t)s.read_bytes);
+    metrics_set(m, METRIC_DISK_SKIPPED, METRIC_SKIP_SHORT, (int64_t)s.n_skipped_short);
+    metrics_set(m, METRIC_DISK_SKIPPED, METRIC_SKIP_BUDGET, (int64_t)s.n_skipped_budget);
+    metrics_set(m, METRIC_DISK_SKIPPED, METRIC_SKIP_OFF, (int64_t)s.n_skipped_off);
+    metrics_set(m, METRIC_DISK_SKIPPED, METRIC_SKIP_FULL, (int64_t)s.n_skipped_full);
+    metrics_set(m, METRIC_DISK_SKIPPED, METRIC_SKIP_GONE, (int64_t)s.n_skipped_gone);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_READ, (int64_t)s.n_read_errors);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_LATE, (int64_t)s.n_read_late);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_WRITE, (int64_t)s.n_write_errors);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_SYNC, (int64_t)s.n_sync_errors);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_LOST, (int64_t)s.n_lost);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_DAMAGED, (int64_t)s.n_damaged);
+    metrics_set(m, METRIC_DISK_ERRORS, METRIC_DISK_ERROR_BLANK, (int64_t)s.n_blank_errors);
+    metrics_set(m, METRIC_DISK_NEVER_READ, 0, (int64_t)s.n_never_read);
+    metrics_set(m, METRIC_DISK_OFF, 0, s.is_off);
+    metrics_set(m, METRIC_DISK_WRITE_OFF, 0, s.is_write_off);
+    metrics_set(m, METRIC_DISK_BREAKER_OPENED, 0, (int64_t)s.n_breaker_opened);
+    metrics_set(m, METRIC_DISK_BUDGET_BYTES, 0, s.budget_bytes == UINT64_MAX ? -1 : (int64_t)s.budget_bytes);
+    metrics_set(m, METRIC_DISK_SCANNING, 0, s.is_scanning);
+    metrics_set(m, METRIC_DISK_SCANNED, METRIC_SCANNED_ALL, (int64_t)s.n_scanned);
+    metrics_set(m, METRIC_DISK_SCANNED, METRIC_SCANNED_BAD, (int64_t)s.n_scan_bad);
+    metrics_set(m, METRIC_DISK_SCANNED, METRIC_SCANNED_FOREIGN, (int64_t)s.n_scan_foreign);
+    metrics_set(m, METRIC_DISK_COMPLETIONS, METRIC_COMPLETION_SHORT, (int64_t)s.disk.n_short);
+    metrics_set(m, METRIC_DISK_COMPLETIONS, METRIC_COMPLETION_UNKNOWN, (int64_t)s.disk.n_unknown);
+    metrics_set(m, METRIC_DISK_COMPLETIONS, METRIC_COMPLETION_CANCELLED, (int64_t)s.disk.n_cancelled);
+    metrics_set(m, METRIC_DISK_COMPLETIONS, METRIC_COMPLETION_RETRIED, (int64_t)s.disk.n_retries);
+    metrics_set(m, METRIC_DISK_QUARANTINED_BYTES, 0, (int64_t)s.disk.out_late_bytes);
+    metrics_set(m, METRIC_DISK_FEATURE, METRIC_FEATURE_DIRECT, s.disk.is_direct);
+    metrics_set(m, METRIC_DISK_FEATURE, METRIC_FEATURE_RING, s.disk.is_ring);
+    metrics_set(m, METRIC_DISK_FEATURE, METRIC_FEATURE_FILES, s.disk.has_registered_files);
+    metrics_set(m, METRIC_DISK_FEATURE, METRIC_FEATURE_BUFFERS, s.disk.has_registered_buffers);
+}
+
+void tiers_update_metrics(struct service *service) {
+    if (service->pair.shelf)
+        update_host(service);
+    if (service->pair.vault)
+        update_disk(service);
+}
