@@ -187,6 +187,13 @@ static void take_header(struct kv_vault *vault, uint32_t segment, uint32_t slot,
     segment_mark_taken(vault->segments, entry.group, entry.slot);
 }
 
+static struct vault_scan_read *find_read(struct kv_vault *vault, uint32_t slot) {
+    for (int i = 0; i < VAULT_SCANS; i++)
+        if (vault->scans[i].is_busy && vault->scans[i].first_slot == slot)
+            return &vault->scans[i];
+    return NULL;
+}
+
 static void on_header_read(struct disk_op *op);
 static void on_late_header(struct disk_op *op);
 
@@ -198,47 +205,46 @@ static bool read_slots(struct kv_vault *vault, struct vault_scan_read *read, uin
                 on_late_header, on_header_read);
 }
 
-static struct vault_scan_read *find_read(struct kv_vault *vault, uint32_t slot) {
-    for (int i = 0; i < VAULT_SCANS; i++)
-        if (vault->scans[i].is_busy && vault->scans[i].first_slot == slot)
-            return &vault->scans[i];
-    return NULL;
+static void pass_over(struct kv_vault *vault, uint32_t n) {
+    vault->stats.n_scan_bad += n;
+    vault->scan_taken += n;
 }
 
-/* What was read, or was not, is taken note of. True: nothing of the run is still to be read. */
-static bool take_run(struct kv_vault *vault, struct vault_scan_read *read) {
-    bool is_read = !read->is_given_up && read->op.result == 0;
-    uint32_t n_singly = read->n_singly, first = read->first_slot;
+/* The read whose turn it is has come home, or is late: then it is passed over, and stays busy until it comes. One place that
+ * cannot be read hides the others of its run: they are read again, each for itself. */
+static void take(struct kv_vault *vault, struct vault_scan_read *read) {
+    uint32_t first = read->first_slot, n = read->n_slots, n_singly = read->n_singly;
 
-    vault->n_scans_out--;
-    read->is_busy = !read->is_home; /* one that is late is passed over, and busy until it comes home */
     read->first_slot = KV_NO_SLOT;
-    if (!is_read && !read->is_given_up && read->n_slots > 1) { /* one place hides the others: each for itself */
-        n_singly = read->n_slots;
-    } else {
-        for (uint32_t i = 0; is_read && i < read->n_slots; i++)
-            take_header(vault, read->op.segment, first + i,
-                        (char *)read->block + (size_t)i * vault->options.group[vault->scan_group].slot_bytes);
-        vault->stats.n_scan_bad += is_read ? 0 : read->n_slots;
-        vault->scan_taken += read->n_slots;
-    }
-    read->n_singly = n_singly > 0 ? n_singly - 1 : 0;
-    if (n_singly > 0 && !read->is_given_up && read_slots(vault, read, vault->scan_taken, 1))
-        return false;
-    vault->stats.n_scan_bad += n_singly;
-    vault->scan_taken += n_singly;
     read->n_singly = 0;
-    read->first_slot = KV_NO_SLOT;
-    return true;
+    read->is_busy = !read->is_home;
+    vault->n_scans_out--;
+    if (read->is_given_up) {
+        pass_over(vault, n + n_singly);
+        return;
+    }
+    for (uint32_t i = 0; read->op.result == 0 && i < n; i++)
+        take_header(vault, read->op.segment, first + i,
+                    (char *)read->block + (size_t)i * vault->options.group[vault->scan_group].slot_bytes);
+    if (read->op.result == 0)
+        vault->scan_taken += n;
+    else if (n > 1)
+        n_singly = n;
+    else
+        pass_over(vault, 1);
+    if (n_singly == 0)
+        return;
+    if (read_slots(vault, read, vault->scan_taken, 1))
+        read->n_singly = n_singly - 1;
+    else
+        pass_over(vault, n_singly);
 }
 
-/* Whoever came first. */
 static void take_in_order(struct kv_vault *vault) {
     struct vault_scan_read *read;
 
     while ((read = find_read(vault, vault->scan_taken)) != NULL && (read->is_home || read->is_given_up))
-        if (!take_run(vault, read))
-            return;
+        take(vault, read);
 }
 
 static void on_header_read(struct disk_op *op) {
