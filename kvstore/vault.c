@@ -24,8 +24,8 @@ static void init_ops(struct kv_vault *vault) {
     char *block = vault->blocks;
 
     vault->zeros = block;
-    vault->file.block = block += vault->alignment;
-    vault->probe.block = block += vault->alignment;
+    vault->file.block = block + vault->alignment;
+    vault->probe.block = block + 2 * (size_t)vault->alignment;
     for (int i = 0; i < VAULT_BLANKS; i++) {
         vault->blanks[i].vault = vault;
         vault->blanks[i].op = (struct disk_op){.kind = DISK_WRITE, .done = on_blanked};
