@@ -27,11 +27,12 @@ def long(request):
 
 def daemons(request, folder_of_all):
     started = []
+    program = os.path.abspath(request.config.getoption("--spillwayd"))
 
     def start(ready=True, args=(), env=None, **settings):
         folder = folder_of_all / str(len(started))
         folder.mkdir()
-        one = Daemon(request.config.getoption("--spillwayd"), folder, settings, args, {**os.environ, **(env or {})})
+        one = Daemon(program, folder, settings, args, {**os.environ, **(env or {})})
         started.append(one)
         if ready:
             one.wait_ready()
