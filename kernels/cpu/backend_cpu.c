@@ -43,6 +43,7 @@ void *cpu_mem_new(size_t bytes) {
         munmap(map, (size_t)(ptr - map));
     munmap(ptr + map_bytes, LARGE_PAGE - (size_t)(ptr - map));
     madvise(ptr, map_bytes, MADV_HUGEPAGE); /* only speed depends on it */
+    madvise(ptr, map_bytes, MADV_DONTDUMP); /* what users wrote is not for those who read core dumps */
     return ptr;
 }
 

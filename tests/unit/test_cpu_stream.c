@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -12,6 +14,46 @@ static const struct backend *const cpu = &backend_cpu;
 
 static void wait_for(struct stream *stream) {
     assert_int_equal(backend_stream_wait(cpu, stream), 0);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+/* VmFlags of the mapping with this address. */
+static void read_flags(const void *address, char ret_flags[512]) {
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    unsigned long begin, end;
+    bool is_it = false;
+    char line[512];
+
+    assert_non_null(smaps);
+    ret_flags[0] = '\0';
+    while (ret_flags[0] == '\0' && fgets(line, sizeof line, smaps)) {
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+            is_it = begin <= (uintptr_t)address && (uintptr_t)address < end;
+        else if (is_it && strncmp(line, "VmFlags:", 8) == 0)
+            strcpy(ret_flags, line + 8); /* NOLINT: as large */
+    }
+    fclose(smaps);
+}
+
+static void what_users_wrote_is_in_no_core_dump(void **state) {
+    enum { BYTES = 8 << 20 };
+    struct device *device;
+    char flags[512];
+
+    (void)state;
+    assert_int_equal(cpu->open(&(struct backend_options){.n_threads = 1}, &device), 0);
+    for (enum mem_kind kind = MEM_DEVICE; kind <= MEM_HOST; kind++) {
+        char *memory;
+
+        assert_int_equal(cpu->mem_alloc(device, kind, BYTES, (void **)&memory), 0);
+        read_flags(memory, flags);
+        assert_non_null(strstr(flags, " dd"));
+        read_flags(memory + BYTES - 1, flags);
+        assert_non_null(strstr(flags, " dd"));
+        cpu->mem_free(device, kind, memory, BYTES);
+    }
+    cpu->close(device);
 }
 
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
@@ -450,6 +492,7 @@ static void a_device_says_what_it_is(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_users_wrote_is_in_no_core_dump),
         cmocka_unit_test(every_worker_runs_every_task_once),
         cmocka_unit_test(shares_cover_a_range_once_in_whole_grains),
         cmocka_unit_test(an_idle_device_uses_no_cpu),
