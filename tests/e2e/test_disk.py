@@ -154,10 +154,10 @@ def test_damage_while_it_was_down_is_counted_and_never_served(tiers, tmp_path, w
 def test_killed_at_any_instant_it_finds_only_what_is_right(tiers, long):
     """Prompts go up and down between the tiers while the process is killed, again and again."""
     prompts = [TEXT[150 * i : 150 * i + 200 + 53 * i] for i in range(6)]
-    expected, choice, n_from_disk = {}, random.Random(7), 0
+    expected, choice, n_from_disk, n_done = {}, random.Random(7), 0, 0
 
     def work(one):
-        nonlocal n_from_disk
+        nonlocal n_from_disk, n_done
         try:
             with one.connect() as client:
                 while True:
@@ -165,6 +165,7 @@ def test_killed_at_any_instant_it_finds_only_what_is_right(tiers, long):
                     result = generate(client, prompts[i])
                     assert result["ids"] == expected.setdefault(i, result["ids"]), f"prompt {i}"
                     n_from_disk += usage(result)["disk"]
+                    n_done += 1
                     evict(client, *choice.choice([["device"], ["host"], ["device", "host"]]))
         except (spillway.ConnectionLost, spillway.ConnectError):
             pass
@@ -173,7 +174,10 @@ def test_killed_at_any_instant_it_finds_only_what_is_right(tiers, long):
         one = tiers(**{"sched.max_seqs": 4})
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             running = pool.submit(work, one)
-            time.sleep(choice.uniform(0.2, 2.5))
+            until = n_done + choice.randrange(1, 6)
+            while n_done < until and not running.done():
+                time.sleep(0.01)
+            time.sleep(choice.uniform(0, 0.3))
             os.kill(one.pid, signal.SIGKILL)
             running.result()
         one.stop(status=-signal.SIGKILL)

@@ -1,5 +1,6 @@
 """Sessions are put down to the lowest tier there is, and taken up again, with the same tokens; the cache's methods."""
 import contextlib
+import random
 import signal
 import threading
 import time
@@ -77,6 +78,53 @@ def wait_until(claim, seconds=30):
     while not claim():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def ask(client, name, content, system=None):
+    messages = [{"role": "system", "content": system}] if system else []
+    return client.call("gen.start", {"messages": messages + [{"role": "user", "content": content}], "session": name,
+                                     "thinking": False, "temperature": 0, "max_tokens": 48, "stream": False})
+
+
+FACTS = {"red door": 2766, "blue tower": 1904, "silver garden": 8351, "golden boat": 4410, "brown mill": 7093,
+         "grey cellar": 3628, "purple lamp": 9157, "black wagon": 6082, "amber bridge": 5249, "ivory chest": 1837}
+FILLER = ["The old man walked slowly down to the river, and nobody asked him why.",
+          "She had never seen so many birds in one tree before.",
+          "There was a light in the window, but the house was empty.",
+          "In the morning the children went out to look for their dog.",
+          "He said that he would come back when the rain was over.",
+          "A long road led through the fields and over the hills to the sea."]
+
+
+def notes(client, n_tokens):
+    """Few facts among much else."""
+    chosen, text, n = random.Random(3), "Read the notes and answer.\n\n", 0
+    facts = [f"The code of the {thing} is {code}." for thing, code in FACTS.items()]
+    for i, fact in enumerate(facts):
+        text += fact + " "
+        while n < n_tokens * (i + 1) // len(facts):
+            sentence = chosen.choice(FILLER) + " "
+            n += len(client.call("text.tokenize", {"text": sentence, "markup": False})["ids"])
+            text += sentence
+    return text
+
+
+def test_a_document_of_8k_tokens_is_recalled_over_a_restart_for_the_price_of_reading_its_pages(daemon, disk):
+    settings = {**disk, "limits.max_context": 8192}
+    one = daemon(**settings)
+    with one.connect() as client:
+        client.call("session.open", {"name": "doc"})
+        first = ask(client, "doc", "Count to ten.", notes(client, 7700))
+        assert first["usage"]["prompt"] > 7000
+        parked = client.call("session.park", {"name": "doc"})
+        assert (parked["tier"], parked["durable"]) == ("disk", True)
+    one.stop()
+    with daemon(**settings).connect() as client:
+        client.call("session.resume", {"name": "doc", "wait": True})
+        second = ask(client, "doc", "What is the code of the purple lamp?")
+        assert "9157" in second["text"]
+        assert second["usage"]["recomputed"] <= 64
+        assert sum(second["usage"]["cached"].values()) >= first["usage"]["prompt"] // 64 * 64
 
 
 def test_without_lower_tiers_parking_says_what_is_computed_again(daemon):
