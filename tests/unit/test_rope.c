@@ -39,6 +39,7 @@ static void cache_init(struct cache *c, enum dtype dtype, float k_scale, float v
 static void cache_read(const struct cache *c, int slot, int layer, enum kv_half half, int head, int pos, float *x) {
     float scale = half == KV_K ? c->k_scale[layer] : c->v_scale[layer];
 
+    memset(x, 0, DIM * sizeof *x); /* at -O3 gcc does not see that every type loads all of it */
     kv_elems_load(c->view.dtype, x, kv_row(&c->view, kv_page_of(&c->view, slot, pos), layer, half, head, pos), DIM);
     for (int i = 0; i < DIM; i++)
         x[i] *= scale;
