@@ -158,6 +158,7 @@ static void drain(struct service *service) {
     }
     service->phase = SERVICE_DRAINING;
     begin_draining(p);
+    p->extended_us = 0; /* the manager counts anew from STOPPING on */
     extend(p);
     notify_status(&p->notify, "draining: %d requests run", gens_count(service->gens));
     server_stop_accepting(service->server);
