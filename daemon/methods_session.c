@@ -128,30 +128,20 @@ static void free_closing(struct errand *errand) {
     free(container_of(errand, struct closing, errand));
 }
 
-/* False: nothing is to be waited for. */
-static bool drop(const struct call *call, struct session *session, struct session_wait *wait) {
-    struct span name = {0};
-
-    if (session)
-        return durable_drop(call->service, session, wait);
-    request_get_str(call->request, "name", &name);
-    return durable_drop_damaged(call->service, conn_uid(call->conn), name, wait);
-}
-
 void session_close(const struct call *call) {
     uid_t uid = conn_uid(call->conn);
-    struct session *session = NULL;
+    struct session *session;
     struct closing *closing;
     struct span name = {0};
     struct report report;
+    bool is_damaged, is_waited_for;
 
     request_get_str(call->request, "name", &name);
-    if (durable_missing(call->service, uid, name, &report) != PROTO_CORRUPT ||
-        sessions_find(call->service->sessions, uid, name)) {
-        session = session_named(call, true);
-        if (!session)
-            return;
-    }
+    is_damaged = !sessions_find(call->service->sessions, uid, name) &&
+                 durable_missing(call->service, uid, name, &report) == PROTO_CORRUPT;
+    session = is_damaged ? NULL : session_named(call, true);
+    if (!session && !is_damaged)
+        return;
     closing = calloc(1, sizeof *closing);
     if (!closing) {
         refuse(call, PROTO_INTERNAL, "out of memory");
@@ -160,7 +150,9 @@ void session_close(const struct call *call) {
     closing->wait.done = on_removed;
     closing->errand.step = step_closing;
     closing->errand.free = free_closing;
-    if (drop(call, session, &closing->wait)) {
+    is_waited_for = is_damaged ? durable_drop_damaged(call->service, uid, name, &closing->wait)
+                               : durable_drop(call->service, session, &closing->wait);
+    if (is_waited_for) {
         call_later(call, &closing->errand);
         return;
     }

@@ -46,7 +46,6 @@ struct kv_restore {
     uint32_t next_read, next_copy; /* before which no item is ON_DISK, ON_HOST */
     uint32_t next_far;             /* from next_read to here none is ON_HOST */
     struct reading readings[READS_MAX];
-    uint32_t n_reading;
     struct kv_copy_batch batch;
     uint32_t batch_items[KV_COPIES_MAX];
     void (*on_done)(void *user, int result);
@@ -213,7 +212,7 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
     uint32_t record = kv_shelf_find(o->shelf, &name);
     bool is_on_host = kv_shelf_has(o->shelf, record, group);
 
-    if (!is_on_host && (!restore->restores->vault || !kv_vault_has(restore->restores->vault, &name, group)))
+    if (!is_on_host && !lies_on_disk(restore->restores, &name, group))
         return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
         return TAKE_FULL;
@@ -329,7 +328,6 @@ static bool read_item(struct kv_restore *restore, uint32_t idx) {
     item->state = ITEM_READING;
     reading->is_busy = true;
     reading->item = idx;
-    restore->n_reading++;
     return true;
 }
 
@@ -355,7 +353,6 @@ static void on_read(struct kv_vault_read *read, int result) {
     struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
 
     reading->is_busy = false;
-    restore->n_reading--;
     if (result == 0) {
         restore->restores->stats.n_disk_pages++;
         take_from_shelf(restore, item, kv_shelf_find(o->shelf, &name));
@@ -497,7 +494,6 @@ static void step(struct kv_restore *restore) {
             if (restore->readings[i].is_busy) {
                 kv_vault_read_cancel(restore->restores->vault, &restore->readings[i].read);
                 restore->readings[i].is_busy = false;
-                restore->n_reading--;
             }
         if (!restore->is_sending)
             finish(restore, restore->error);

@@ -66,7 +66,7 @@ static uint64_t share_of(const struct kv_vault *vault, enum kv_group group, uint
     return max_u64(bytes / 100 * percent + bytes % 100 * percent / 100, vault->segment_bytes);
 }
 
-static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
+static int open_maps(struct kv_vault *vault) {
     const struct kv_vault_options *o = &vault->options;
     struct segment_options segments = {.n_segments_max = vault->n_segments_max,
                                        .segment_bytes = vault->segment_bytes,
@@ -90,15 +90,14 @@ static int open_maps(struct kv_vault *vault, uint32_t *ret_n_records) {
     r = segment_open(&segments, &vault->segments);
     if (r == 0)
         r = catalog_open((uint32_t)n_records, &vault->catalog);
-    *ret_n_records = vault->n_records_max = (uint32_t)n_records;
+    vault->n_records_max = (uint32_t)n_records;
     return r;
 }
 
-static int open_memory(struct kv_vault *vault, uint32_t n_records) {
-    size_t verify_bytes = 0;
+static int open_memory(struct kv_vault *vault) {
+    size_t blocks_bytes = (size_t)BLOCKS * vault->alignment, verify_bytes = 0;
 
-    vault->blocks_bytes = (size_t)BLOCKS * vault->alignment;
-    vault->blocks = aligned_alloc(vault->alignment, vault->blocks_bytes);
+    vault->blocks = aligned_alloc(vault->alignment, blocks_bytes);
     for (int g = 0; g < KV_GROUP_N; g++)
         verify_bytes = max_u64(verify_bytes, vault->options.group[g].slot_bytes);
     vault->verify.buffer = aligned_alloc(vault->alignment, verify_bytes);
@@ -106,11 +105,11 @@ static int open_memory(struct kv_vault *vault, uint32_t n_records) {
     vault->segment = calloc(vault->n_segments_max, sizeof *vault->segment);
     vault->save.records = calloc(vault->options.n_pages_max, sizeof *vault->save.records);
     vault->save.keys = calloc(vault->options.n_pages_max, sizeof *vault->save.keys);
-    vault->to_blank = calloc((size_t)n_records + 1, sizeof *vault->to_blank);
+    vault->to_blank = calloc((size_t)vault->n_records_max + 1, sizeof *vault->to_blank);
     if (!vault->blocks || !vault->verify.buffer || !vault->scan_memory || !vault->segment || !vault->save.records ||
         !vault->save.keys || !vault->to_blank)
         return -ENOMEM;
-    memset(vault->blocks, 0, vault->blocks_bytes);
+    memset(vault->blocks, 0, blocks_bytes);
     return 0;
 }
 
@@ -118,7 +117,6 @@ int kv_vault_open(const struct kv_vault_options *options, struct kv_vault **ret_
     struct kv_breaker_options breaker = {
         .n_errors_max = ERRORS_MAX, .n_late_max = LATE_MAX, .window_us = WINDOW_US, .probe_us = PROBE_US};
     struct kv_vault *vault = calloc(1, sizeof *vault);
-    uint32_t n_records = 0;
     int r;
 
     if (!vault)
@@ -132,11 +130,11 @@ int kv_vault_open(const struct kv_vault_options *options, struct kv_vault **ret_
     if (r == 0)
         r = open_disk(vault);
     if (r == 0)
-        r = open_maps(vault, &n_records);
+        r = open_maps(vault);
     if (r == 0)
         r = vault_mark_strangers(vault);
     if (r == 0)
-        r = open_memory(vault, n_records);
+        r = open_memory(vault);
     if (r != 0) {
         kv_vault_close(vault);
         return r;
@@ -172,10 +170,6 @@ uint32_t kv_vault_close(struct kv_vault *vault) {
 }
 
 /* ---- what leaves ---------------------------------------------------------------------------------------------------- */
-
-static void give_slot(struct kv_vault *vault, const struct catalog_view *view) {
-    segment_give(vault->segments, view->group, view->slot);
-}
 
 /* Records and slots to be blanked are no more than records can be: see vault_has_room(). */
 void vault_blank(struct kv_vault *vault, enum kv_group group, uint32_t slot) {
@@ -240,13 +234,17 @@ bool vault_has_room(const struct kv_vault *vault) {
     return n < vault->n_records_max;
 }
 
+static void count_evicted(struct kv_vault *vault, const struct catalog_view *view) {
+    vault->stats.group[view->group].n_evicted++;
+    vault->stats.n_never_read += !view->was_read;
+}
+
 void vault_evict(struct kv_vault *vault, uint32_t record) {
     struct catalog_view view = catalog_look(vault->catalog, record);
 
-    vault->stats.group[view.group].n_evicted++;
-    vault->stats.n_never_read += !view.was_read;
+    count_evicted(vault, &view);
     if (catalog_drop(vault->catalog, record))
-        give_slot(vault, &view);
+        segment_give(vault->segments, view.group, view.slot);
 }
 
 static void on_blanked(struct disk_op *op) {
@@ -308,8 +306,7 @@ uint64_t kv_vault_evict_bytes(struct kv_vault *vault, uint64_t n_bytes) {
         struct catalog_view view = catalog_look(vault->catalog, record);
 
         n_dropped += vault->options.group[view.group].slot_bytes;
-        vault->stats.group[view.group].n_evicted++;
-        vault->stats.n_never_read += !view.was_read;
+        count_evicted(vault, &view);
         vault_forget(vault, record);
     }
     return n_dropped;
@@ -386,7 +383,7 @@ static void probe_turn(struct kv_vault *vault) {
 
     if (vault->probe.is_busy || !kv_breaker_wants_probe(&vault->breaker, now))
         return;
-    vault->probe.has_slot = vault->probe.is_reading = false;
+    vault->probe.has_slot = false;
     for (int g = 0; !vault->probe.has_slot && g < KV_GROUP_N; g++) {
         vault->probe.group = (enum kv_group)g;
         vault->probe.has_slot = segment_take(vault->segments, (enum kv_group)g, KV_NO_SLOT, &vault->probe.slot) == 0;

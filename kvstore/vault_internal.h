@@ -123,8 +123,7 @@ struct kv_vault {
     uint64_t tick;                 /* of the last storing */
     uint64_t write_sequence;       /* the highest so far */
     void *blocks;                  /* of the small operations below, aligned */
-    size_t blocks_bytes;
-    void *zeros; /* a block of them */
+    void *zeros;                   /* a block of them */
 
     /* vault_save.c */
     struct vault_write writes[VAULT_WRITES];
@@ -140,8 +139,7 @@ struct kv_vault {
         int group;
         uint32_t draft_first_page;
         uint32_t near[KV_GROUP_N]; /* slots of the pages before */
-        enum kv_vault_save why;
-        uint32_t n_out; /* writes */
+        uint32_t n_out;            /* writes */
         struct kv_vault_saved saved;
         uint64_t began_us;
     } save;
@@ -194,7 +192,7 @@ struct kv_vault {
     uint32_t n_to_blank;
     struct vault_blank blanks[VAULT_BLANKS];
     struct {
-        bool is_busy, has_slot, is_reading;
+        bool is_busy, has_slot;
         struct disk_op op;
         uint32_t slot;
         enum kv_group group;

@@ -121,7 +121,6 @@ static void begin(struct kv_vault *vault, uint32_t record, enum kv_vault_save wh
     vault->save.uid = kv_shelf_name(vault->options.shelf, record).uid;
     vault->save.at = 0;
     vault->save.group = 0;
-    vault->save.why = why;
     vault->save.saved = (struct kv_vault_saved){.why = why, .n_tokens = vault->save.n * PAGE_TOKENS, .outcome = "done"};
     vault->save.began_us = vault->options.now_us();
     for (int g = 0; g < KV_GROUP_N; g++)
@@ -394,7 +393,8 @@ static bool is_wanted(struct kv_vault *vault) {
         vault->save.saved.outcome = "disk off";
         return false;
     }
-    if (vault->save.why == KV_VAULT_SAVE_WORTH && vault->options.write_bytes_per_day > 0 && vault->budget_bytes <= 0) {
+    if (vault->save.saved.why == KV_VAULT_SAVE_WORTH && vault->options.write_bytes_per_day > 0 &&
+        vault->budget_bytes <= 0) {
         vault->stats.n_skipped_budget++;
         vault->save.saved.outcome = "day's bytes used up";
         return false;

@@ -92,23 +92,22 @@ static void on_added(struct disk_op *op) {
 
 /* Files of this store with slots of other sizes hold what no model that runs here can use: they go before anything is
  * evicted for want of space. */
-void vault_drop_outdated(struct kv_vault *vault) {
+static bool reclaim_outdated(struct kv_vault *vault, uint32_t *ret_segment) {
     for (uint32_t s = 0; s < vault->n_segments_max; s++)
         if (vault->segment[s].is_outdated) {
             vault->segment[s].is_outdated = false;
             segment_reclaim(vault->segments, s);
-            segment_retire(vault->segments, s);
-        }
-}
-
-static bool reclaim_outdated(struct kv_vault *vault) {
-    for (uint32_t s = 0; s < vault->n_segments_max; s++)
-        if (vault->segment[s].is_outdated) {
-            vault->segment[s].is_outdated = false;
-            segment_reclaim(vault->segments, s);
+            *ret_segment = s;
             return true;
         }
     return false;
+}
+
+void vault_drop_outdated(struct kv_vault *vault) {
+    uint32_t s;
+
+    while (reclaim_outdated(vault, &s))
+        segment_retire(vault->segments, s);
 }
 
 /* What lies in it is nobody's any more: whether that survives does not matter. A sync that is out counts for nothing. */
@@ -132,7 +131,7 @@ static int find_segment(struct kv_vault *vault, enum kv_group group, uint32_t *r
     uint32_t s;
     int r;
 
-    while ((r = segment_prepare(vault->segments, group, ret_segment)) == SEGMENT_E_FULL && reclaim_outdated(vault))
+    while ((r = segment_prepare(vault->segments, group, ret_segment)) == SEGMENT_E_FULL && reclaim_outdated(vault, &s))
         ;
     if (r != SEGMENT_E_FULL || !segment_excess(vault->segments, group, &s))
         return r;
@@ -287,18 +286,13 @@ bool vault_has_late_sync(const struct kv_vault *vault) {
     return false;
 }
 
-static const struct vault_sync *look_for_free_sync(const struct kv_vault *vault) {
-    for (int i = 0; i < VAULT_SYNCS; i++)
-        if (!vault->syncs[i].is_busy)
-            return &vault->syncs[i];
-    return NULL;
-}
+/* Its number; VAULT_SYNCS: none is free. */
+static int free_sync(const struct kv_vault *vault) {
+    int i = 0;
 
-static struct vault_sync *free_sync(struct kv_vault *vault) {
-    for (int i = 0; i < VAULT_SYNCS; i++)
-        if (!vault->syncs[i].is_busy)
-            return &vault->syncs[i];
-    return NULL;
+    while (i < VAULT_SYNCS && vault->syncs[i].is_busy)
+        i++;
+    return i;
 }
 
 static bool is_due(const struct kv_vault *vault, const struct vault_segment *segment, uint64_t now) {
@@ -312,12 +306,14 @@ void vault_sync_turn(struct kv_vault *vault) {
     for (uint32_t s = 0; s < vault->n_segments_max; s++) {
         struct vault_segment *segment = &vault->segment[s];
         struct vault_sync *sync;
+        int i;
 
         if (!is_due(vault, segment, now))
             continue;
-        sync = free_sync(vault);
-        if (!sync)
+        i = free_sync(vault);
+        if (i == VAULT_SYNCS)
             return;
+        sync = &vault->syncs[i];
         sync->op = (struct disk_op){.kind = DISK_SYNC, .segment = s, .late = on_late_sync, .done = on_synced};
         sync->tick = vault->tick;
         if (disk_submit(vault->disk, &sync->op, now) != 0) {
@@ -333,7 +329,7 @@ void vault_sync_turn(struct kv_vault *vault) {
 uint64_t vault_sync_due_us(const struct kv_vault *vault) {
     uint64_t due = 0;
 
-    if (!look_for_free_sync(vault)) /* one that comes home is followed by the next */
+    if (free_sync(vault) == VAULT_SYNCS) /* one that comes home is followed by the next */
         return 0;
     for (uint32_t s = 0; s < vault->n_segments_max; s++) {
         const struct vault_segment *segment = &vault->segment[s];
