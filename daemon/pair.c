@@ -296,6 +296,13 @@ static char *last_name(const char *path) {
     return strndup(path + begin, n - begin);
 }
 
+/* A slot is the same bytes in host memory and on disk, so it lies as the disk wants it. */
+static uint32_t alignment_of(const struct cache_folder *folder) {
+    uint32_t alignment = folder ? disk_folder_alignment(&folder->segments) : 0; /* 0: not direct */
+
+    return alignment > FORMAT_ALIGN_MIN ? alignment : FORMAT_ALIGN_MIN;
+}
+
 int pair_open(const struct config *config, uint64_t (*now_us)(void), const struct kv_work *work,
               const struct cache_folder *folder, struct pair_progress *progress, struct pair *ret_pair,
               struct report *report) {
@@ -304,7 +311,7 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
     struct model_info info;
     int r;
 
-    pair.alignment = FORMAT_ALIGN_MIN;
+    pair.alignment = alignment_of(folder);
     report_progress(progress, 0, "opening the device");
     r = open_device(config, &pair.backend, &pair.device, report);
     if (r == 0)

@@ -81,8 +81,10 @@ static void remove_useless(void *user, const char *name) {
 int vault_survey(struct kv_vault *vault) {
     uint64_t disk_bytes = vault->options.disk_bytes;
     struct survey survey = {.vault = vault};
-    int r = disk_folder_list(vault->options.folder, count, &survey), kept = size_of(segment_bytes_for(disk_bytes));
+    int r, kept = size_of(segment_bytes_for(disk_bytes));
 
+    disk_folder_clean(vault->options.folder); /* a file that a crash left half made would take space beyond the cap */
+    r = disk_folder_list(vault->options.folder, count, &survey);
     if (r != 0)
         return r;
     for (int size = 0; size < SIZES; size++)

@@ -17,6 +17,7 @@ def pytest_addoption(parser):
     parser.addoption("--spillway", help="the command-line client")
     parser.addoption("--soak", type=int, help="seconds of test_soak.py")
     parser.addoption("--spillway-bench", help="the benchmarks")
+    parser.addoption("--coarse-disk", help="tests/fake/coarse_disk.c")
     parser.addoption("--long", action="store_true", help="also what takes minutes")
 
 

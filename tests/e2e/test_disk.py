@@ -20,8 +20,8 @@ SLOT_MAGIC = b"SpwySlot"
 def tiers(daemon, tmp_path):
     """Starts a daemon with all three tiers; another one on the same folder finds what the first left."""
 
-    def start(**settings):
-        return daemon(**{"kv.host_bytes": "64MiB", "kv.disk_path": tmp_path / "cache", "kv.disk_bytes": "512MiB",
+    def start(env=None, **settings):
+        return daemon(env=env, **{"kv.host_bytes": "64MiB", "kv.disk_path": tmp_path / "cache", "kv.disk_bytes": "512MiB",
                          "kv.disk_min_tokens": 64, "kv.restore": "always", **settings})
 
     return start
@@ -103,6 +103,18 @@ def test_a_prefix_longer_than_host_memory_comes_back_through_it(tiers):
         evict(client, "device", "host")
         warm = generate(client, ids)
         assert host["bytes"] <= 16 << 20
+        assert warm["ids"] == cold["ids"]
+
+
+def test_a_disk_that_takes_only_multiples_of_16_kib(tiers, request):
+    coarse = request.config.getoption("--coarse-disk") or pytest.skip("needs --coarse-disk")
+    env = {"LD_PRELOAD": coarse, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+    with tiers(env).connect() as client:
+        ids = TEXT[:700]
+        cold = generate(client, ids)
+        evict(client, "device", "host")
+        warm = generate(client, ids)
+        assert usage(warm) == {"device": 0, "host": 0, "disk": 640}
         assert warm["ids"] == cold["ids"]
 
 
