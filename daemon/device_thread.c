@@ -21,6 +21,7 @@ struct device_thread {
     struct stream *compute, *notify;
     struct stream *copy[KV_COPY_DIRECTION_N], *copied_notify[KV_COPY_DIRECTION_N];
     struct event *done[DEVICE_PLANS_MAX], *copied[DEVICE_BATCHES_MAX];
+    struct event *arrived; /* recorded and waited for anew for each piece of a restore */
     int done_fd, copied_fd[KV_COPY_DIRECTION_N];
     struct command ring[RING]; /* one producer, one consumer */
     uint64_t n_submitted;      /* of the producer */
@@ -37,15 +38,69 @@ static int enqueue_copies(struct device_thread *t, const struct device_copies *c
     return r;
 }
 
+/* ---- restores ------------------------------------------------------------------------------------------------------- */
+
+struct piece {         /* of a restore */
+    int begin, end;    /* copies */
+    int part, n_parts; /* of each */
+};
+
+/* On the load stream, and compute waits for it. A copy that fails is the restore's error; what was enqueued before it is
+ * waited for all the same. */
+static int bring(struct device_thread *t, struct device_restore *restore, struct piece piece) {
+    int r;
+
+    for (int i = piece.begin; restore->error == 0 && i < piece.end; i++) {
+        const struct device_copy *copy = &restore->copies.copies[i];
+        size_t bytes = copy->bytes / (size_t)piece.n_parts, at = (size_t)piece.part * bytes;
+
+        restore->error =
+            t->backend->copy(t->copy[KV_COPY_FETCH], (char *)copy->dst + at, (const char *)copy->src + at, bytes);
+    }
+    r = t->backend->event_record(t->copy[KV_COPY_FETCH], t->arrived);
+    return r != 0 ? r : t->backend->event_wait(t->compute, t->arrived);
+}
+
+struct layers { /* that come while the pass runs */
+    struct device_thread *thread;
+    struct device_restore *restore;
+};
+
+static int bring_layer(void *user, int layer) {
+    struct layers *layers = user;
+    struct device_restore *restore = layers->restore;
+
+    return bring(layers->thread, restore, (struct piece){1, 1 + restore->n_pages, layer, restore->n_layers});
+}
+
+static int enqueue_with_restore(struct device_thread *t, struct device_work *work) {
+    struct device_restore *restore = &work->restore;
+    struct layers layers = {t, restore};
+    int r;
+
+    restore->error = 0;
+    r = bring(t, restore, (struct piece){0, 1, 0, 1});
+    if (r == 0)
+        r = t->backend->copy(t->compute, restore->live.dst, restore->live.src, restore->live.bytes);
+    if (r == 0)
+        r = model_pass_run(work->prefill, t->compute, work->prefill_input, &work->prefill_streamed,
+                           &(struct pass_gate){bring_layer, &layers});
+    return r != 0 ? r : bring(t, restore, (struct piece){1 + restore->n_pages, restore->copies.n, 0, 1});
+}
+
+/* ---- plans and batches ---------------------------------------------------------------------------------------------- */
+
 static int enqueue(struct device_thread *t, struct device_work *work) {
     int r = enqueue_copies(t, &work->before);
 
     if (r == 0 && work->moves_pages_out)
         r = streamer_follow(work->streamer, t->compute);
-    if (r == 0 && work->prefill)
-        r = model_pass_run(work->prefill, t->compute, work->prefill_input, &work->prefill_streamed);
+    if (r == 0 && work->restore.copies.n > 0)
+        r = enqueue_with_restore(t, work);
+    else if (r == 0 && work->prefill)
+        r = model_pass_run(work->prefill, t->compute, work->prefill_input, &work->prefill_streamed, NULL);
     if (r == 0 && work->rerun)
-        r = model_pass_run(work->rerun, t->compute, work->rerun_input, &work->rerun_streamed);
+        r = model_pass_run(work->rerun, t->compute, work->rerun_input, &work->rerun_streamed, NULL);
     if (r == 0)
         r = enqueue_copies(t, &work->between);
     if (r == 0 && work->cycle)
@@ -126,6 +181,8 @@ static int open_streams(struct device_thread *t, struct device *device) {
         r = t->backend->event_new(device, &t->done[i]);
     for (int i = 0; r == 0 && i < DEVICE_BATCHES_MAX; i++)
         r = t->backend->event_new(device, &t->copied[i]);
+    if (r == 0)
+        r = t->backend->event_new(device, &t->arrived);
     return r;
 }
 
@@ -178,6 +235,8 @@ void device_thread_stop(struct device_thread *t) {
     for (int i = 0; i < DEVICE_BATCHES_MAX; i++)
         if (t->copied[i])
             t->backend->event_free(t->copied[i]);
+    if (t->arrived)
+        t->backend->event_free(t->arrived);
     for (int i = 0; i < KV_COPY_DIRECTION_N; i++) {
         if (t->copied_notify[i])
             t->backend->stream_close(t->copied_notify[i]);

@@ -17,11 +17,25 @@ struct device_copies {
     int n, n_max;
 };
 
+/* What is copied to the device while the pass of given rows runs, which waits for it layer by layer: the restore point with
+ * which its seq begins, then of all pages the part of the first full-attention layer, of the second, ...; the drafter's
+ * pages, for which no layer waits, come last. All of it has arrived, or was given up, when the work is done. */
+struct device_restore {
+    struct device_copies
+        copies; /* one for the restore point, n_pages for pages of target_full, the rest for the drafter's; none: nothing is copied */
+    int n_pages;
+    int n_layers;            /* of a page, of equal size */
+    struct device_copy live; /* after the first one: to where the seq goes on from it */
+    int error; /* written by the device thread: 0, or why a copy could not be enqueued: then the pass was run all the same,
+                  and what it has to say of this seq is nothing */
+};
+
 /* In stream order: the copies before, the passes, each if it is there, the copies after them. */
 struct device_work {
     struct device_copies before;
     struct model_pass *prefill, *rerun;
     const struct model_batch *prefill_input, *rerun_input;
+    struct device_restore restore;
     struct device_copies between; /* after the given rows, before the cycle: restore points of prompts */
     struct model_pass *cycle;
     const int32_t *cycle_list;

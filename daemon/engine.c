@@ -85,6 +85,8 @@ void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32
 static void publish_all(struct engine *engine, struct seq *seq) {
     struct seq_pages *pages = &engine->pages[seq->slot];
 
+    if (seq->restore) /* what its pages begin with has not arrived */
+        return;
     if (seq->rolled > 0)
         pages_keep_rolling(pages, seq->rolled);
     seq->rolled = 0;
@@ -141,6 +143,7 @@ static void forget(struct engine *engine, struct seq *seq) {
 static void settle(struct engine *engine, struct seq *seq) {
     if (seq->state == SEQ_PREEMPTED && engine->error == 0)
         publish_all(engine, seq);
+    engine_end_restore(seq);
     leave_place(engine, seq);
     if (seq->state == SEQ_LEAVING) {
         forget(engine, seq);
@@ -310,6 +313,20 @@ static void lose_device(struct engine *engine, int error) {
         engine_finish(engine, seq, SEQ_END_DEVICE);
 }
 
+/* A restore beside a chunk costs what the chunk takes longer. */
+static void learn_costs(struct engine *engine, const struct plan *plan, uint64_t us) {
+    int n_rows = *plan->prefill_input.view.n_rows;
+    double fed_us = n_rows * engine->costs.us_per_token;
+
+    if (plan->n_prefill == 0 || plan->n_cycle + plan->n_replay > 0 || plan->work.restore.error != 0)
+        return;
+    if (plan_has_restore(plan))
+        costs_restored(&engine->costs, engine_bytes_below(engine, &plan->prefill[0].seq->found),
+                       (double)us > fed_us ? us - (uint64_t)fed_us : 1);
+    else
+        costs_fed(&engine->costs, n_rows, us);
+}
+
 void engine_dispatch(struct engine *engine) {
     uint64_t n = watch_take_count(engine_fd(engine));
 
@@ -319,8 +336,7 @@ void engine_dispatch(struct engine *engine) {
         uint64_t now = engine->options.now_us(), us = now - max_u64(plan->submitted_us, engine->last_done_us);
 
         engine->n_done++;
-        if (plan->n_prefill > 0 && plan->n_cycle + plan->n_replay == 0)
-            costs_fed(&engine->costs, *plan->prefill_input.view.n_rows, us);
+        learn_costs(engine, plan, us);
         engine->last_done_us = now;
         if (engine->error == 0 && plan->work.error != 0)
             lose_device(engine, plan->work.error);

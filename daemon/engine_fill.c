@@ -139,7 +139,7 @@ static int free_place(const struct engine *engine) {
     return slot;
 }
 
-static struct costs_bytes bytes_below(const struct engine *engine, const struct kv_found *found) {
+struct costs_bytes engine_bytes_below(const struct engine *engine, const struct kv_found *found) {
     const struct kv_geometry *groups = engine->info->groups;
     uint64_t page_bytes = groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes;
     uint64_t n_pages = (found->n_tokens - found->n_device_tokens) / PAGE_TOKENS,
@@ -158,7 +158,7 @@ static void on_restored(void *user, int result) {
     seq->is_restoring = false;
     seq->stats.restored_us = engine->options.now_us();
     if (result == 0)
-        costs_restored(&engine->costs, bytes_below(engine, &seq->found),
+        costs_restored(&engine->costs, engine_bytes_below(engine, &seq->found),
                        seq->stats.restored_us - seq->stats.restore_us);
     else
         engine_end_restore(seq); /* what could not be restored is computed */
@@ -168,38 +168,54 @@ static void on_restored(void *user, int result) {
 
 enum { SCAN_WAIT_US = 2 * 1000 * 1000 /* at most, for what may lie on disk */ };
 
-/* What lies below comes up before the seq is given a place; true if that has begun, or must wait for others. Tried once:
- * what fails is computed. */
-static bool restore_first(struct engine *engine, struct seq *seq, int n_pages) {
+/* While others run their steps hide the copies, and waiting for them would be in the way of those steps. */
+static bool is_alone_with_chunk(const struct engine *engine, const struct seq *seq) {
+    return !engine->placed && (int)seq->found.n_tokens < seq->n_prompt && seq->found.n_disk_tokens == 0;
+}
+
+enum below { BELOW_NOTHING, BELOW_LATER /* it has begun to come, or must wait for others */, BELOW_HANDED };
+
+/* What lies below comes up before the seq is given a place, or, handed over to it, with its first chunk. Tried once: what
+ * fails is computed. */
+static enum below restore_first(struct engine *engine, struct plan *plan, struct seq *seq, int slot, int n_pages,
+                                struct kv_match *ret_match) {
     struct kv_restores *restores = engine->options.restores;
     struct kv_found *found = &seq->found;
+    uint32_t n_found;
     int r;
 
-    if (!restores || seq->was_restored || n_pages == 0)
-        return false;
+    if (!restores || seq->was_restored || seq->has_lost_restore || n_pages == 0)
+        return BELOW_NOTHING;
     kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, found);
     if (found->is_incomplete && engine->options.now_us() - seq->submitted_us < SCAN_WAIT_US)
-        return true;
+        return BELOW_LATER;
     if (found->n_tokens <= found->n_device_tokens)
-        return false;
+        return BELOW_NOTHING;
     if (found->is_coming)
-        return true;
+        return BELOW_LATER;
     if (!engine->options.restore_always &&
         !costs_prefer_restore(&engine->costs, (int)(found->n_tokens - found->n_device_tokens),
-                              bytes_below(engine, found))) {
+                              engine_bytes_below(engine, found))) {
         seq->was_restored = true;
-        return false;
+        return BELOW_NOTHING;
     }
-    r = kv_restore_start(restores, seq->keys, seq->tokens, found->n_tokens / PAGE_TOKENS, on_restored, seq,
-                         &seq->restore);
+    n_found = found->n_tokens / PAGE_TOKENS;
+    if (is_alone_with_chunk(engine, seq) &&
+        pages_begin_restored(&engine->pages[slot], restores, &(struct seq_keys){seq->keys, seq->tokens, (int)n_found},
+                             engine_is_large(engine, seq), &plan->work.before, ret_match, &seq->restore) == 0) {
+        seq->was_restored = true;
+        seq->stats.restore_us = engine->options.now_us();
+        return BELOW_HANDED;
+    }
+    r = kv_restore_start(restores, seq->keys, seq->tokens, n_found, on_restored, seq, &seq->restore);
     if (r == KV_RESTORE_E_BUSY)
-        return true;
+        return BELOW_LATER;
     seq->was_restored = true;
     if (r != 0)
-        return false;
+        return BELOW_NOTHING;
     seq->is_restoring = true;
     seq->stats.restore_us = engine->options.now_us();
-    return true;
+    return BELOW_LATER;
 }
 
 /* A restore that crawls is given up for computing. */
@@ -207,9 +223,10 @@ void engine_watch_restores(struct engine *engine) {
     if (engine->options.restore_always)
         return;
     for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
-        if (seq->is_restoring && costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
-                                               bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
-                                               engine->options.now_us() - seq->stats.restore_us))
+        if (seq->is_restoring &&
+            costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
+                          engine_bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
+                          engine->options.now_us() - seq->stats.restore_us))
             kv_restore_cancel(seq->restore);
 }
 
@@ -245,7 +262,7 @@ static void count_cached(struct seq *seq, const struct kv_match *match) {
     int n_held = min_int(max_int((int)match->n_full_tokens, (int)seq->found.n_tokens), seq->n_prompt);
 
     stats->n_cached = seq->len;
-    if (stats->restored_us != 0) {
+    if (stats->restore_us != 0) {
         stats->n_restored = max_int(0, seq->len - (int)seq->found.n_device_tokens);
         stats->n_from_disk = min_int((int)seq->found.n_disk_tokens, stats->n_restored);
     }
@@ -253,8 +270,8 @@ static void count_cached(struct seq *seq, const struct kv_match *match) {
 }
 
 /* What is found a second time may be asked for a third time. */
-static void keep_hit(struct engine *engine, const struct seq *seq, const struct kv_match *match) {
-    uint32_t n_pages = match->n_tokens / PAGE_TOKENS;
+void engine_keep_hit(struct engine *engine, const struct seq *seq, int n_tokens) {
+    uint32_t n_pages = (uint32_t)n_tokens / PAGE_TOKENS;
 
     if (n_pages > 0 && engine->options.spill && seq->cache == SEQ_CACHE_USE)
         kv_spill_start(engine->options.spill, &engine->pages[seq->slot].lease, n_pages, seq->uid,
@@ -264,34 +281,43 @@ static void keep_hit(struct engine *engine, const struct seq *seq, const struct 
 enum placed { PLACED, PLACE_LATER, PLACE_FULL };
 
 static enum placed place(struct engine *engine, struct plan *plan, struct seq *seq) {
-    bool is_new = seq->n_tokens == seq->n_prompt, is_large = engine_is_large(engine, seq);
+    bool is_new = seq->n_tokens == seq->n_prompt, is_large = engine_is_large(engine, seq), is_first;
     int n_pages = seq->cache == SEQ_CACHE_BYPASS ? 0 : (is_new ? seq->n_prompt - 1 : seq->n_given) / PAGE_TOKENS;
     int slot = free_place(engine);
     struct kv_match match;
+    enum below below;
 
     if (is_large)
         n_pages = min_int(n_pages, engine->residency.head);
     if (!engine_extend_keys(engine, seq, n_pages))
         n_pages = 0;
-    if (restore_first(engine, seq, n_pages))
+    below = restore_first(engine, plan, seq, slot, n_pages, &match);
+    if (below == BELOW_LATER)
         return PLACE_LATER;
-    while (pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, is_large,
+    while (below == BELOW_NOTHING &&
+           pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, is_large,
                        &plan->work.before, &match) != 0)
         if (!let_go_of_restored(engine))
             return PLACE_FULL;
-    engine_end_restore(seq); /* the seq's own lease holds it now */
+    if (below == BELOW_NOTHING)
+        engine_end_restore(seq); /* the seq's own lease holds it now */
     engine_place(engine, seq, slot);
     write_ctl(engine, plan, seq, &match);
     add_cut(seq, &match, (int)match.n_full_tokens); /* the next that shares these pages finds one there */
     if (is_large)                                   /* the last place from which its like can go on */
         add_cut(seq, &match, engine->residency.head * PAGE_TOKENS);
-    keep_hit(engine, seq, &match);
     seq->len = seq->n_fed = (int)match.n_tokens;
-    seq->restore_plan = seq->last_plan = plan->id;
+    seq->last_plan = plan->id;
     seq->state = seq->n_fed < seq->n_given ? SEQ_FEEDING : SEQ_DECODING;
-    if (seq->stats.admitted_us == 0) {
-        seq->stats.admitted_us = engine->options.now_us();
+    if (below == BELOW_NOTHING) {
+        seq->restore_plan = plan->id;
+        engine_keep_hit(engine, seq, seq->len);
+    }
+    is_first = seq->stats.admitted_us == 0;
+    if (is_first || seq->has_lost_restore)
         count_cached(seq, &match);
+    if (is_first) {
+        seq->stats.admitted_us = engine->options.now_us();
         seq->calls->on_admitted(seq->user);
     }
     return PLACED;
@@ -420,6 +446,10 @@ static void feed_seq(struct engine *engine, struct plan *plan, struct seq *seq, 
 
     if (!grow(engine, plan, seq, end))
         return;
+    if (seq->restore) { /* what it begins with comes with this chunk */
+        pages_add_restore(&engine->pages[seq->slot], seq->restore, &plan->work.restore);
+        seq->restore_plan = plan->id;
+    }
     if (is_replay)
         plan_add_replay(plan, seq, pos, n_rows);
     else
@@ -440,8 +470,15 @@ static void feed_seq(struct engine *engine, struct plan *plan, struct seq *seq, 
         seq->state = SEQ_DECODING;
 }
 
+/* Nothing follows before it is known that what the seq begins with has arrived. */
+static bool is_under_way(const struct seq *seq) {
+    return seq->restore && seq->restore_plan != 0;
+}
+
+/* A chunk that waits for copies is alone in its plan. */
 static void feed(struct engine *engine, struct plan *plan) {
     struct schedule_rows rows = {engine->options.chunk_rows, engine->options.batch_rows, 0};
+    struct seq *alone = NULL;
     int n = list_placed(engine), n_feed;
 
     for (int i = 0; i < n; i++)
@@ -451,8 +488,14 @@ static void feed(struct engine *engine, struct plan *plan) {
     for (int i = 0; i < n_feed; i++) /* make_room() lists the seqs anew: who is fed must be known by then */
         engine->feed_seqs[i] = engine->list_seqs[engine->feed[i].seq];
     for (int i = 0; i < n_feed; i++)
-        if (engine->feed_seqs[i]->state == SEQ_FEEDING)
-            feed_seq(engine, plan, engine->feed_seqs[i], engine->feed[i].n_rows);
+        if (engine->feed_seqs[i]->restore && !is_under_way(engine->feed_seqs[i]))
+            alone = engine->feed_seqs[i];
+    for (int i = 0; i < n_feed; i++) {
+        struct seq *seq = engine->feed_seqs[i];
+
+        if (seq->state == SEQ_FEEDING && !is_under_way(seq) && (!alone || seq == alone))
+            feed_seq(engine, plan, seq, engine->feed[i].n_rows);
+    }
 }
 
 /* ---- cycles --------------------------------------------------------------------------------------------------------- */
@@ -491,11 +534,11 @@ static void set_fields(struct engine *engine, struct plan *plan, struct seq *seq
 static void add_cycle(struct engine *engine, struct plan *plan) {
     int block = engine->info->block_size;
 
-    for (struct seq *seq = engine->placed, *next; seq; seq = next) {
+    for (struct seq *seq = plan_has_restore(plan) ? NULL : engine->placed, *next; seq; seq = next) {
         int n_tokens;
 
         next = seq->next;
-        if (seq->state != SEQ_DECODING || seq->is_parked)
+        if (seq->state != SEQ_DECODING || seq->is_parked || is_under_way(seq))
             continue;
         n_tokens = max_int(seq->len, seq->n_fed) + block * (seq->n_cycles + 1);
         n_tokens = min_int(n_tokens, engine_positions_max(engine, seq));

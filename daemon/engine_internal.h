@@ -57,7 +57,11 @@ bool engine_fill(struct engine *engine, struct plan *plan);
 bool engine_has_results(const struct engine *engine, const struct plan *plan);
 void engine_reap(struct engine *engine, struct plan *plan);
 
+/* What of a prefix must be copied, or read first. */
+struct costs_bytes engine_bytes_below(const struct engine *engine, const struct kv_found *found);
+
 void engine_watch_restores(struct engine *engine);
+void engine_keep_hit(struct engine *engine, const struct seq *seq, int n_tokens);
 void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32_t state_slot);
 void engine_finish(struct engine *engine, struct seq *seq, enum seq_end why);
 void engine_preempt(struct engine *engine, struct seq *seq);

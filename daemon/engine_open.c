@@ -67,8 +67,11 @@ static int open_tables(struct engine *engine, struct stream *load) {
 static int open_passes(struct engine *engine) {
     const struct engine_options *o = &engine->options;
     const struct model_space *space = &engine->tables.view;
-    struct model_pass_options prefill = {
-        .kind = PASS_PREFILL, .n_segs_max = o->n_places, .n_rows_max = engine->n_rows_max, .n_outs_max = o->n_places};
+    struct model_pass_options prefill = {.kind = PASS_PREFILL,
+                                         .n_segs_max = o->n_places,
+                                         .n_rows_max = engine->n_rows_max,
+                                         .n_outs_max = o->n_places,
+                                         .has_gate = o->restores};
     struct model_pass_options replay = {.kind = PASS_RERUN,
                                         .n_segs_max = o->n_places,
                                         .n_rows_max = o->n_places * BLOCK_ROWS_MAX,
@@ -82,7 +85,8 @@ static int open_passes(struct engine *engine) {
     if (r == 0)
         r = model_pass_new(o->model, space, &cycle, &engine->cycle);
     for (int i = 0; r == 0 && i < DEVICE_PLANS_MAX; i++)
-        r = plan_open(&engine->plans[i], o->backend, o->device, o->model, o->n_places, engine->n_rows_max);
+        r = plan_open(&engine->plans[i], o->backend, o->device, o->model, o->n_places, engine->n_rows_max,
+                      o->restores ? engine->tables.n_pages_max : 0);
     for (int i = 0; i < DEVICE_PLANS_MAX; i++)
         engine->plans[i].work.streamer = engine->streamer;
     return r;

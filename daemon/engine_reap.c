@@ -62,6 +62,15 @@ static void reap_given(struct engine *engine, const struct plan_part *parts, int
     }
 }
 
+/* The chunk of a seq whose pages did not all come: it was computed from anything. */
+static void drop_given(struct engine *engine, struct plan *plan) {
+    int n;
+
+    take_step(engine, &n);
+    assert(n == 1 && plan->n_prefill == 1);
+    plan_give_states(plan, engine->options.store);
+}
+
 static void count_pass(struct seq *seq, const struct step_out *out) {
     seq->stats.n_steps++;
     seq->stats.n_by_steps += out->n_tokens;
@@ -95,18 +104,43 @@ static void reap_cycle(struct engine *engine, const struct plan *plan) {
     engine->view.n_cycle_seqs += (uint64_t)n;
 }
 
+/* What came with this plan's chunk becomes findable; or, if it did not all come, the seq begins again without it. */
+static void end_restore(struct engine *engine, struct seq *seq, int error) {
+    struct seq_pages *pages = &engine->pages[seq->slot];
+
+    seq->stats.restored_us = engine->options.now_us();
+    kv_restore_copied(seq->restore, error);
+    engine_end_restore(seq);
+    if (error == 0) {
+        pages_publish_restored(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys});
+        if (pages->n_published >= pages->n_restored)
+            engine_keep_hit(engine, seq, pages->n_restored * PAGE_TOKENS);
+        return;
+    }
+    seq->has_lost_restore = true;
+    seq->len = pages->n_published * PAGE_TOKENS;
+    if (!seq->has_ended)
+        seq->state = SEQ_PREEMPTED;
+}
+
 /* Restore points that this plan copied from need no longer be held. */
 static void end_restores(struct engine *engine, const struct plan *plan) {
-    for (struct seq *seq = engine->placed; seq; seq = seq->next)
-        if (seq->restore_plan == plan->id) {
+    for (struct seq *seq = engine->placed; seq; seq = seq->next) {
+        if (seq->restore_plan != plan->id)
+            continue;
+        if (seq->restore)
+            end_restore(engine, seq, plan->work.restore.error);
+        else
             pages_restored(&engine->pages[seq->slot]);
-            seq->restore_plan = 0;
-        }
+        seq->restore_plan = 0;
+    }
 }
 
 void engine_reap(struct engine *engine, struct plan *plan) {
     end_restores(engine, plan);
-    if (plan->n_prefill > 0)
+    if (plan->n_prefill > 0 && plan->work.restore.error != 0)
+        drop_given(engine, plan);
+    else if (plan->n_prefill > 0)
         reap_given(engine, plan->prefill, plan->n_prefill);
     if (plan->n_replay > 0)
         reap_given(engine, plan->replay, plan->n_replay);

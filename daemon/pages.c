@@ -20,7 +20,8 @@ int pages_open(struct seq_pages *p, struct kv_store *store, const struct tables 
                             .sliding_window = sliding_window,
                             .live = KV_NO_SLOT,
                             .rolling = KV_NO_SLOT,
-                            .held = KV_NO_SLOT};
+                            .held = KV_NO_SLOT,
+                            .restored = KV_NO_SLOT};
     p->own = calloc((size_t)tables->n_pages_max, 1);
     if (!p->own)
         return -ENOMEM;
@@ -93,6 +94,18 @@ static int take_states(struct seq_pages *p) {
     return r;
 }
 
+static void begin(struct seq_pages *p, const struct kv_match *match, bool is_large, struct device_copies *copies) {
+    p->is_large = is_large;
+    p->first_sliding = 0;
+    p->has_draft = true;
+    p->draft_valid_from = (int)match->draft_valid_from;
+    memset(p->n_pages, 0, sizeof p->n_pages);
+    use_hit(p, (int)match->n_tokens, copies);
+    p->tables->live[p->slot] = (int32_t)p->live;
+    p->tables->rolling[p->slot] = (int32_t)p->rolling;
+    tables_push_states(p->tables, copies, p->slot);
+}
+
 int pages_begin(struct seq_pages *p, const struct seq_keys *keys, bool is_large, struct device_copies *copies,
                 struct kv_match *ret_match) {
     struct kv_match match = {0};
@@ -110,17 +123,8 @@ int pages_begin(struct seq_pages *p, const struct seq_keys *keys, bool is_large,
     }
     if (r != 0)
         return r;
-    p->is_large = is_large;
-    p->first_sliding = 0;
-    p->has_draft = true;
-    p->draft_valid_from = (int)match.draft_valid_from;
     p->n_published = (int)match.n_tokens / PAGE_TOKENS;
-    memset(p->n_pages, 0, sizeof p->n_pages);
-    use_hit(p, (int)match.n_tokens, copies);
-
-    p->tables->live[p->slot] = (int32_t)p->live;
-    p->tables->rolling[p->slot] = (int32_t)p->rolling;
-    tables_push_states(p->tables, copies, p->slot);
+    begin(p, &match, is_large, copies);
     state = match.n_tokens > 0 ? tables_state(p->tables, match.state_slot) : p->tables->zero_state;
     device_copies_add(copies, tables_state(p->tables, p->live), state, p->tables->view.target_state.slot_bytes);
     *ret_match = match;
@@ -129,6 +133,83 @@ int pages_begin(struct seq_pages *p, const struct seq_keys *keys, bool is_large,
 
 void pages_restored(struct seq_pages *p) {
     kv_lease_drop_state(&p->lease);
+}
+
+/* ---- beginning with what is still on its way ------------------------------------------------------------------------ */
+
+static void own(struct seq_pages *p, struct kv_handed handed) {
+    if (handed.group == KV_TARGET_STATE) {
+        p->restored = handed.slot;
+        return;
+    }
+    p->own[handed.page] |= (uint8_t)(1u << handed.group);
+    tables_pages(p->tables, handed.group, p->slot)[handed.page] = (int32_t)handed.slot;
+}
+
+int pages_begin_restored(struct seq_pages *p, struct kv_restores *restores, const struct seq_keys *keys, bool is_large,
+                         struct device_copies *copies, struct kv_match *ret_match, struct kv_restore **ret_restore) {
+    struct kv_handover handover;
+    struct kv_match match;
+    int r = take_states(p);
+
+    if (r != 0)
+        return r;
+    r = kv_restore_hand_over(restores, keys->keys, keys->tokens, (uint32_t)keys->n_pages, &p->lease, &handover,
+                             ret_restore);
+    if (r != 0) {
+        give_state(p, &p->live);
+        give_state(p, &p->rolling);
+        return r;
+    }
+    match = (struct kv_match){.n_tokens = (uint32_t)keys->n_pages * PAGE_TOKENS,
+                              .n_full_tokens = (uint32_t)keys->n_pages * PAGE_TOKENS,
+                              .state_slot = KV_NO_SLOT,
+                              .draft_valid_from = handover.draft_valid_from};
+    p->n_published = (int)handover.n_held;
+    begin(p, &match, is_large, copies);
+    p->n_restored = keys->n_pages;
+    p->n_handed = (int)handover.n;
+    for (int i = 0; i < p->n_handed; i++) /* what begin() put into the tables' mirrors is not on its way yet */
+        own(p, kv_restore_handed(*ret_restore, (uint32_t)i));
+    assert(p->restored != KV_NO_SLOT);
+    *ret_match = match;
+    return 0;
+}
+
+static void add_handed(const struct seq_pages *p, const struct kv_handed *handed, struct device_copies *copies) {
+    const struct model_space *view = &p->tables->view;
+    size_t bytes = handed->group == KV_TARGET_STATE  ? view->target_state.slot_bytes
+                   : handed->group == KV_TARGET_FULL ? view->target_full.page_bytes
+                   : handed->group == KV_DRAFT_FULL  ? view->draft_full.page_bytes
+                                                     : view->draft_sliding.page_bytes;
+    char *arena = kv_store_arena(p->store, handed->group);
+
+    device_copies_add(copies, arena + handed->slot * bytes, handed->src, bytes);
+}
+
+void pages_add_restore(const struct seq_pages *p, const struct kv_restore *restore, struct device_restore *ret) {
+    const struct model_space *view = &p->tables->view;
+
+    for (int pass = 0; pass < 3; pass++) { /* the restore point, the target's pages, the drafter's */
+        for (int i = 0; i < p->n_handed; i++) {
+            struct kv_handed handed = kv_restore_handed(restore, (uint32_t)i);
+
+            if (pass == (handed.group == KV_TARGET_STATE ? 0 : handed.group == KV_TARGET_FULL ? 1 : 2))
+                add_handed(p, &handed, &ret->copies);
+        }
+        if (pass == 1)
+            ret->n_pages = ret->copies.n - 1;
+    }
+    ret->n_layers = view->target_full.n_layers;
+    ret->live = (struct device_copy){tables_state(p->tables, p->live), tables_state(p->tables, p->restored),
+                                     view->target_state.slot_bytes};
+}
+
+void pages_publish_restored(struct seq_pages *p, const struct seq_keys *keys) {
+    uint32_t state_slot = p->restored;
+
+    p->restored = KV_NO_SLOT;
+    pages_publish(p, keys, p->n_restored * PAGE_TOKENS, state_slot);
 }
 
 /* ---- growing -------------------------------------------------------------------------------------------------------- */
@@ -359,6 +440,7 @@ void pages_end(struct seq_pages *p) {
     give_state(p, &p->live);
     give_state(p, &p->rolling);
     give_state(p, &p->held);
+    give_state(p, &p->restored);
     kv_lease_release(&p->lease);
     p->n_published = 0;
 }

@@ -7,6 +7,7 @@
 #pragma once
 #include "lease.h"
 #include "residency.h"
+#include "restore.h"
 #include "shelf.h"
 #include "store.h"
 #include "tables.h"
@@ -23,6 +24,8 @@ struct seq_pages { /* one for each place, made at start */
     int n_published;              /* pages [0, n) are in the index, held by the lease */
     int draft_valid_from;         /* draft context below is masked */
     bool has_draft;               /* false once a draft pool was empty: the seq goes on without drafting */
+    uint32_t restored;            /* state slot of a restore point that is on its way here, or KV_NO_SLOT */
+    int n_restored, n_handed;     /* pages before it; copies that bring all */
     uint32_t live, rolling, held; /* state slots; held: the restore point taken last, or KV_NO_SLOT */
     int held_tokens;              /* what it is the state after */
 
@@ -54,6 +57,16 @@ void pages_close(struct seq_pages *pages);
 int pages_begin(struct seq_pages *pages, const struct seq_keys *keys, bool is_large, struct device_copies *copies,
                 struct kv_match *ret_match);
 void pages_restored(struct seq_pages *pages); /* the copies of pages_begin are done */
+
+/* The same with what the device and host memory have together of keys: all of it, as kv_restores_lookup() found. What the
+ * device lacks is the seq's own until it is published, and to be filled by pages_add_restore()'s copies before anything
+ * reads it. KV_STORE_E_FULL, or as kv_restore_hand_over(): nothing has happened. */
+int pages_begin_restored(struct seq_pages *pages, struct kv_restores *restores, const struct seq_keys *keys,
+                         bool is_large, struct device_copies *copies, struct kv_match *ret_match,
+                         struct kv_restore **ret_restore);
+void pages_add_restore(const struct seq_pages *pages, const struct kv_restore *restore, struct device_restore *ret);
+/* The copies are done. Where one failed, all that remains is pages_end(). */
+void pages_publish_restored(struct seq_pages *pages, const struct seq_keys *keys);
 
 /* From now on the seq, which is large and wants n_pages of target_full, streams. */
 void pages_begin_streaming(struct seq_pages *pages, int n_pages);

@@ -18,7 +18,7 @@ static int open_copies(struct device_copies *copies, int n_max) {
 }
 
 int plan_open(struct plan *plan, const struct backend *backend, struct device *device, struct model *model,
-              int n_segs_max, int n_rows_max) {
+              int n_segs_max, int n_rows_max, int n_restored_max) {
     size_t n = (size_t)n_segs_max;
     int r;
 
@@ -35,6 +35,8 @@ int plan_open(struct plan *plan, const struct backend *backend, struct device *d
     if (r == 0)
         r = open_copies(&plan->work.between, n_segs_max);
     if (r == 0)
+        r = open_copies(&plan->work.restore.copies, 1 + 3 * n_restored_max);
+    if (r == 0)
         r = model_batch_new(model, MEM_HOST, n_segs_max, n_rows_max, n_segs_max, &plan->prefill_input);
     if (r == 0)
         r = model_batch_new(model, MEM_HOST, n_segs_max, n_segs_max * BLOCK_ROWS_MAX, n_segs_max, &plan->replay_input);
@@ -49,6 +51,7 @@ void plan_close(struct plan *plan, struct model *model) {
     devmem_deinit(&plan->mem);
     free(plan->work.before.copies);
     free(plan->work.between.copies);
+    free(plan->work.restore.copies.copies);
     free(plan->prefill);
     free(plan->replay);
     free(plan->cycle);
@@ -61,7 +64,8 @@ static void clear_batch(struct batch *batch) {
 }
 
 void plan_clear(struct plan *plan) {
-    plan->work.before.n = plan->work.between.n = 0;
+    plan->work.before.n = plan->work.between.n = plan->work.restore.copies.n = 0;
+    plan->work.restore.error = 0;
     plan->work.prefill = plan->work.rerun = plan->work.cycle = NULL;
     plan->work.prefill_streamed = plan->work.rerun_streamed = plan->work.cycle_streamed =
         (struct streamed){.seqs = &plan->streamed};
@@ -77,6 +81,10 @@ static void give_states(struct plan_part *parts, int n, struct kv_store *store) 
     for (int i = 0; i < n; i++)
         if (parts[i].state_slot != KV_NO_SLOT)
             kv_store_give(store, KV_TARGET_STATE, parts[i].state_slot);
+}
+
+bool plan_has_restore(const struct plan *plan) {
+    return plan->work.restore.copies.n > 0;
 }
 
 void plan_give_states(struct plan *plan, struct kv_store *store) {

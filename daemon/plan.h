@@ -29,13 +29,15 @@ struct plan {
     struct devmem mem;
 };
 
+/* n_restored_max: pages that may come with a plan, of each group. */
 int plan_open(struct plan *plan, const struct backend *backend, struct device *device, struct model *model,
-              int n_segs_max, int n_rows_max);
+              int n_segs_max, int n_rows_max, int n_restored_max);
 void plan_close(struct plan *plan, struct model *model);
 
 void plan_clear(struct plan *plan);
 /* Of a plan that nobody looks at any more: the slots for restore points that it was to fill. */
 void plan_give_states(struct plan *plan, struct kv_store *store);
+bool plan_has_restore(const struct plan *plan);
 bool plan_is_empty(const struct plan *plan); /* nothing to run and nothing to copy */
 
 /* n rows of the seq's tokens from position pos on; with_sample: the last one yields a token. */

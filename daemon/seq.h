@@ -90,11 +90,12 @@ struct seq {
     uint64_t last_plan; /* the newest plan it is in */
     int n_passed_by;
     bool has_ended;             /* on_end was called, or is not wanted any more */
-    struct kv_restore *restore; /* of pages from below, until it has a place */
+    struct kv_restore *restore; /* of pages from below: until it has a place, or, handed over, until they have come */
     bool is_restoring;          /* it is on its way, and the seq is not admitted before */
     bool was_restored;          /* pages below were looked for */
     struct kv_found found;      /* before it was restored; zero: nothing was looked for */
-    uint64_t restore_plan;      /* copies the restore point it begins with; 0: that is done */
+    bool has_lost_restore;      /* not all of one came: it is not tried again */
+    uint64_t restore_plan;      /* copies the restore point it begins with; 0: that is done, or not sent */
     bool is_granted;            /* plans on their way may write the rolling restore point */
     int rolled;                 /* tokens of the one in the rolling slot, to be held; 0: none */
     bool draws_drafts;          /* drafting is on now */

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "store_internal.h"
 
@@ -129,6 +130,26 @@ uint32_t kv_lease_hold_prefix(struct kv_lease *lease, const struct kv_key *keys,
         pin(lease, page, KV_TARGET_FULL);
     }
     return lease->n_pages;
+}
+
+void kv_lease_hold_drafts(struct kv_lease *lease, uint32_t first_page, uint32_t first_sliding) {
+    const struct kv_index *index = &lease->store->index;
+
+    for (uint32_t page = first_page; page < lease->n_pages; page++) {
+        if (kv_index_has(index, lease->records[page], KV_DRAFT_FULL))
+            pin(lease, page, KV_DRAFT_FULL);
+        if (page >= first_sliding && kv_index_has(index, lease->records[page], KV_DRAFT_SLIDING))
+            pin(lease, page, KV_DRAFT_SLIDING);
+    }
+}
+
+void kv_lease_take_over(struct kv_lease *lease, struct kv_lease *from) {
+    assert(lease->n_pages == 0 && lease->store == from->store && from->state_page == NO_PAGE);
+    assert(from->n_pages <= lease->n_pages_max);
+    memcpy(lease->records, from->records, from->n_pages * sizeof *from->records);
+    memcpy(lease->pinned, from->pinned, from->n_pages * sizeof *from->pinned);
+    lease->n_pages = from->n_pages;
+    from->n_pages = 0;
 }
 
 void kv_lease_hold_same(struct kv_lease *lease, const struct kv_lease *other, uint32_t n_pages) {

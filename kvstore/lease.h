@@ -33,6 +33,13 @@ void kv_lease_release(struct kv_lease *lease); /* all; the lease is empty and ca
 uint32_t kv_lease_hold_prefix(struct kv_lease *lease, const struct kv_key *keys, const int32_t *tokens,
                               uint32_t n_pages);
 
+/* Pins what the index has of the drafter's pages among those that the lease holds: draft_full from first_page on,
+ * draft_sliding from first_sliding on. */
+void kv_lease_hold_drafts(struct kv_lease *lease, uint32_t first_page, uint32_t first_sliding);
+
+/* For an empty lease: all that the other one pins. That one is empty then. */
+void kv_lease_take_over(struct kv_lease *lease, struct kv_lease *from);
+
 /* For an empty lease: everything the index has of the first n_pages pages of the other one, and the restore point at their
  * end if there is one. */
 void kv_lease_hold_same(struct kv_lease *lease, const struct kv_lease *other, uint32_t n_pages);

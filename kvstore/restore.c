@@ -36,7 +36,8 @@ struct reading {
 struct kv_restore {
     struct kv_restores *restores;
     bool is_used, is_sending;
-    int error; /* what ends it when all is home */
+    bool is_handed; /* the caller copies */
+    int error;      /* what ends it when all is home */
     const struct kv_key *keys;
     const int32_t *tokens;
     uint32_t n_pages, n_held; /* wanted; pages that the device had */
@@ -519,8 +520,9 @@ void kv_restore_cancel(struct kv_restore *restore) {
         restore->error = -ECANCELED; /* the next turn or copy sees it */
 }
 
-int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
-                     void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore) {
+/* Begins with what is missing, all of it pinned below, and slots for it. */
+static int begin(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
+                 struct kv_restore **ret_restore) {
     struct kv_restore *restore = NULL;
 
     for (uint32_t i = 0; !restore && i < restores->options.n_restores; i++)
@@ -532,9 +534,8 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     restore->keys = keys;
     restore->tokens = tokens;
     restore->n_pages = n_pages;
-    restore->on_done = on_done;
-    restore->user = user;
     restore->error = 0;
+    restore->is_handed = false;
     restore->n_items = restore->n_done = restore->next_read = restore->next_copy = restore->next_far = 0;
     restore->n_held = kv_lease_hold_prefix(&restore->lease, keys, tokens, n_pages);
     if (!take_all(restore) || restore->n_items == 0) {
@@ -542,12 +543,119 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
         kv_lease_release(&restore->lease);
         return KV_RESTORE_E_FULL;
     }
+    *ret_restore = restore;
+    return 0;
+}
+
+static void use(struct kv_restore *restore) {
     restore->is_used = true;
-    restores->stats.n_now++;
+    restore->restores->stats.n_now++;
+}
+
+int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
+                     void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore) {
+    struct kv_restore *restore;
+    int r = begin(restores, keys, tokens, n_pages, &restore);
+
+    if (r != 0)
+        return r;
+    use(restore);
+    restore->on_done = on_done;
+    restore->user = user;
     *ret_restore = restore;
     read_some(restore);
     copy_some(restore); /* what fails here is seen by the next turn: on_done never comes from inside */
     return 0;
+}
+
+/* ---- handing over --------------------------------------------------------------------------------------------------- */
+
+/* The last pages that have or get one of the group. */
+static uint32_t run_of(const struct kv_restore *restore, enum kv_group group) {
+    const struct kv_index *index = &restore->restores->options.store->index;
+    uint32_t page = restore->n_pages, i = restore->n_items;
+
+    while (page > 0) {
+        while (i > 0 && (restore->items[i - 1].page > page - 1 ||
+                         (restore->items[i - 1].page == page - 1 && restore->items[i - 1].group != group)))
+            i--;
+        if (page <= restore->n_held ? !kv_index_has(index, restore->lease.records[page - 1], group)
+                                    : i == 0 || restore->items[i - 1].page != page - 1)
+            break;
+        page--;
+    }
+    return restore->n_pages - page;
+}
+
+/* What a hole cuts off is of no use. */
+static void drop_drafts_before(struct kv_restore *restore, uint32_t first_page) {
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < restore->n_items; i++) {
+        struct item *item = &restore->items[i];
+
+        if (!kv_group_is_draft(item->group) || item->page >= first_page) {
+            restore->items[n++] = *item;
+            continue;
+        }
+        kv_store_give(restore->restores->options.store, item->group, item->slot);
+        let_go_below(restore, item);
+    }
+    restore->n_items = n;
+}
+
+int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
+                         uint32_t n_pages, struct kv_lease *lease, struct kv_handover *ret_handover,
+                         struct kv_restore **ret_restore) {
+    const struct kv_store *store = restores->options.store;
+    uint32_t n_run[KV_GROUP_N] = {0}, draft_first;
+    struct kv_restore *restore;
+    int r = begin(restores, keys, tokens, n_pages, &restore);
+
+    for (uint32_t i = 0; r == 0 && i < restore->n_items; i++)
+        if (restore->items[i].state == ITEM_ON_DISK)
+            r = KV_RESTORE_E_ON_DISK;
+    if (r == KV_RESTORE_E_ON_DISK) {
+        give_back(restore);
+        kv_lease_release(&restore->lease);
+    }
+    if (r != 0)
+        return r;
+    use(restore);
+    restore->is_handed = true;
+    restore->next_read = restore->n_items;
+    n_run[KV_DRAFT_FULL] = run_of(restore, KV_DRAFT_FULL);
+    n_run[KV_DRAFT_SLIDING] = run_of(restore, KV_DRAFT_SLIDING);
+    draft_first = kv_store_draft_first_page(store, n_pages, n_run);
+    drop_drafts_before(restore, draft_first);
+    kv_lease_hold_drafts(&restore->lease, draft_first,
+                         (uint32_t)max_u64(draft_first, kv_window_first_page(store->index.window_tokens, n_pages)));
+    kv_lease_take_over(lease, &restore->lease);
+    *ret_handover = (struct kv_handover){restore->n_items, restore->n_held, draft_first * PAGE_TOKENS};
+    *ret_restore = restore;
+    return 0;
+}
+
+/* Their slots are the caller's from the beginning. */
+struct kv_handed kv_restore_handed(const struct kv_restore *restore, uint32_t i) {
+    const struct item *item = &restore->items[i];
+
+    assert(restore->is_handed && i < restore->n_items);
+    return (struct kv_handed){item->group, item->page, item->slot, item->src};
+}
+
+void kv_restore_copied(struct kv_restore *restore, int result) {
+    struct kv_restores_stats *stats = &restore->restores->stats;
+
+    assert(restore->is_handed && restore->n_done == 0);
+    *(result == 0 ? &stats->n_done : &stats->n_failed) += 1;
+    for (uint32_t i = 0; i < restore->n_items; i++) {
+        let_go_below(restore, &restore->items[i]);
+        stats->n_copies += result == 0;
+        stats->bytes += result == 0 ? restore->restores->options.store->group[restore->items[i].group].slot_bytes : 0;
+    }
+    restore->n_done = restore->n_items;
+    touch_chain(restore);
 }
 
 double kv_restore_progress(const struct kv_restore *restore) {
@@ -559,6 +667,9 @@ uint32_t kv_restore_n_pages(const struct kv_restore *restore) {
 }
 
 void kv_restore_end(struct kv_restore *restore) {
+    for (uint32_t i = 0; i < restore->n_items && restore->is_handed; i++)
+        let_go_below(restore, &restore->items[i]);
+    restore->n_items = 0;
     kv_lease_release(&restore->lease);
     restore->is_used = false;
     restore->restores->stats.n_now--;

@@ -5,7 +5,11 @@
  * then ends.
  *
  *     start --> COMING --all copied--> READY --end--> gone
- *                  '---something failed--> FAILED --end--> gone */
+ *                  '---something failed--> FAILED --end--> gone
+ *
+ * Where all of it lies on the shelf, the caller may copy it himself, in whatever order serves what he computes meanwhile:
+ *
+ *     hand_over --> HANDED --[copied]--> end--> gone */
 #pragma once
 #include "copier.h"
 #include "lease.h"
@@ -15,7 +19,7 @@
 struct kv_restore;  /* one */
 struct kv_restores; /* all */
 
-enum { KV_RESTORE_E_BUSY = 1, KV_RESTORE_E_FULL = 2 };
+enum { KV_RESTORE_E_BUSY = 1, KV_RESTORE_E_FULL = 2, KV_RESTORE_E_ON_DISK = 3 };
 
 struct kv_restores_options {
     struct kv_store *store;
@@ -45,12 +49,31 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
  * Then nothing has happened. Else on_done(user, result) comes once, never from inside: 0, or why it failed. */
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                      void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore);
+/* The same, but the caller copies. What is missing on the device is kv_restore_handed(0), ... (n - 1), by page, the restore
+ * point among it; the slots are the caller's, private, and what belongs into them stays where it is until the end. lease,
+ * which is empty, then holds the pages that the device has. E_ON_DISK: some of it lies there; nothing has happened. */
+struct kv_handover {
+    uint32_t n;
+    uint32_t n_held;           /* pages that the lease holds: the first ones */
+    uint32_t draft_valid_from; /* as in struct kv_match, when all is there */
+};
+struct kv_handed {
+    enum kv_group group;
+    uint32_t page, slot;
+    const void *src;
+};
+int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
+                         uint32_t n_pages, struct kv_lease *lease, struct kv_handover *ret_handover,
+                         struct kv_restore **ret_restore);
+struct kv_handed kv_restore_handed(const struct kv_restore *restore, uint32_t i);
+void kv_restore_copied(struct kv_restore *restore, int result); /* all of it, or not; then comes the end */
+
 /* Gives up what is not there yet: on_done(-ECANCELED) comes when what is on its way has come home. */
 void kv_restore_cancel(struct kv_restore *restore);
 /* How much of it is on the device already, from 0 to 1. */
 double kv_restore_progress(const struct kv_restore *restore);
 uint32_t kv_restore_n_pages(const struct kv_restore *restore); /* that it holds once it is READY */
-void kv_restore_end(struct kv_restore *restore);               /* after on_done */
+void kv_restore_end(struct kv_restore *restore); /* after on_done; one that was handed over: at any time */
 
 /* Once per turn of the loop: those that waited for room on the shelf or for the disk go on. */
 bool kv_restores_turn(struct kv_restores *restores); /* true: some ended */

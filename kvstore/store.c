@@ -170,16 +170,16 @@ static uint32_t walk_chain(const struct kv_index *index, const struct kv_key *ke
     return walk.n_pages;
 }
 
-/* First page from which all draft groups have what they need up to the hit. A whole window counts as reaching back to 0:
- * nobody looks before it. */
-static uint32_t draft_first_page(const struct kv_index *index, const struct walk *hit) {
-    uint32_t window_first = kv_window_first_page(index->window_tokens, hit->n_pages);
-    uint32_t full_first = hit->n_pages - hit->n_run[KV_DRAFT_FULL];
-    uint32_t sliding_first = hit->n_pages - hit->n_run[KV_DRAFT_SLIDING];
+/* A whole window counts as reaching back to 0: nobody looks before it. */
+uint32_t kv_store_draft_first_page(const struct kv_store *store, uint32_t n_pages, const uint32_t n_run[KV_GROUP_N]) {
+    const struct kv_index *index = &store->index;
+    uint32_t window_first = kv_window_first_page(index->window_tokens, n_pages);
+    uint32_t full_first = n_pages - n_run[KV_DRAFT_FULL];
+    uint32_t sliding_first = n_pages - n_run[KV_DRAFT_SLIDING];
     bool has_full = index->group[KV_DRAFT_FULL].n_slots > 0, has_sliding = index->group[KV_DRAFT_SLIDING].n_slots > 0;
 
     if (!has_full && !has_sliding)
-        return hit->n_pages;
+        return n_pages;
     if (!has_full)
         full_first = 0;
     if (!has_sliding || sliding_first <= window_first)
@@ -188,8 +188,9 @@ static uint32_t draft_first_page(const struct kv_index *index, const struct walk
 }
 
 /* Returns the last page of the hit: the one with the restore point, or KV_NO_RECORD. */
-static uint32_t find_hit(const struct kv_index *index, const struct kv_key *keys, const int32_t *tokens,
+static uint32_t find_hit(const struct kv_store *store, const struct kv_key *keys, const int32_t *tokens,
                          uint32_t n_pages, struct kv_match *ret_match) {
+    const struct kv_index *index = &store->index;
     struct walk hit;
     uint32_t n_full = walk_chain(index, keys, tokens, n_pages, &hit);
 
@@ -197,19 +198,19 @@ static uint32_t find_hit(const struct kv_index *index, const struct kv_key *keys
         .n_tokens = hit.n_pages * PAGE_TOKENS,
         .n_full_tokens = n_full * PAGE_TOKENS,
         .state_slot = hit.n_pages > 0 ? index->records[hit.record].device[KV_TARGET_STATE].slot : KV_NO_SLOT,
-        .draft_valid_from = draft_first_page(index, &hit) * PAGE_TOKENS,
+        .draft_valid_from = kv_store_draft_first_page(store, hit.n_pages, hit.n_run) * PAGE_TOKENS,
     };
     return hit.record;
 }
 
 void kv_store_lookup(const struct kv_store *store, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                      struct kv_match *ret_match) {
-    find_hit(&store->index, keys, tokens, n_pages, ret_match);
+    find_hit(store, keys, tokens, n_pages, ret_match);
 }
 
 void kv_store_match(struct kv_store *store, struct kv_lease *lease, const struct kv_key *keys, const int32_t *tokens,
                     uint32_t n_pages, struct kv_match *ret_match) {
-    uint32_t hit = find_hit(&store->index, keys, tokens, n_pages, ret_match);
+    uint32_t hit = find_hit(store, keys, tokens, n_pages, ret_match);
 
     assert(lease->store == store);
     kv_lease_hold(lease, hit, ret_match->n_tokens / PAGE_TOKENS, ret_match->draft_valid_from / PAGE_TOKENS);

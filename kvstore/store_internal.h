@@ -32,6 +32,10 @@ static inline void *kv_store_slot(const struct kv_store *store, enum kv_group gr
 /* What the group needs least leaves the index. Returns the bytes of all slots that became free; 0: nothing may leave. */
 uint64_t kv_store_evict_first(struct kv_store *store, enum kv_group group);
 
+/* First page from which all draft groups have what they need before a restore point behind n_pages pages, the last n_run[g]
+ * of which have group g. */
+uint32_t kv_store_draft_first_page(const struct kv_store *store, uint32_t n_pages, const uint32_t n_run[KV_GROUP_N]);
+
 /* Pins a hit for an empty lease: `record` is its last page, which has a restore point; the draft groups have what they
  * need from page draft_first_page on (n_pages: nothing). */
 void kv_lease_hold(struct kv_lease *lease, uint32_t record, uint32_t n_pages, uint32_t draft_first_page);

@@ -296,6 +296,7 @@ static void record_target(struct recorder *rec, struct model_pass *pass, const s
                                .record = frozen ? &model->record : NULL,
                                .hidden = pass->hidden,
                                .routing = pass->routing,
+                               .has_gate = pass->options.has_gate || space->streamer,
                                .spans = space->streamer ? streamer_spans(space->streamer) : NULL};
 
     if (has_draft) {
@@ -441,20 +442,21 @@ void model_pass_free(struct model_pass *pass) {
     free(pass);
 }
 
-static int run_program(struct model_pass *pass, struct stream *compute, const struct streamed *streamed) {
+static int run_program(struct model_pass *pass, struct stream *compute, const struct streamed *streamed,
+                       const struct pass_gate *gate) {
     if (streamed && streamed->n_seqs > 0)
-        return streamer_run(pass->streamer, compute, pass->program, &pass->full, streamed);
-    return pass->model->backend->program_run(compute, pass->program);
+        return streamer_run(pass->streamer, compute, pass->program, &pass->full, streamed, gate);
+    return gate_run(pass->model->backend, compute, pass->program, pass->full.n_layers, gate);
 }
 
 int model_pass_run(struct model_pass *pass, struct stream *compute, const struct model_batch *input,
-                   const struct streamed *streamed) {
+                   const struct streamed *streamed, const struct pass_gate *gate) {
     int r;
 
-    if (input->bytes != pass->batch.bytes || pass->options.kind == PASS_CYCLE)
+    if (input->bytes != pass->batch.bytes || pass->options.kind == PASS_CYCLE || (gate && !pass->options.has_gate))
         return -EINVAL;
     r = pass->model->backend->copy(compute, pass->batch.mem, input->mem, input->bytes);
-    return r != 0 ? r : run_program(pass, compute, streamed);
+    return r != 0 ? r : run_program(pass, compute, streamed, gate);
 }
 
 int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const int32_t *host_list,
@@ -465,7 +467,7 @@ int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const 
         return -EINVAL;
     r = pass->model->backend->copy(compute, pass->list, host_list,
                                    (size_t)(pass->options.n_segs_max + 1) * sizeof *host_list);
-    return r != 0 ? r : run_program(pass, compute, streamed);
+    return r != 0 ? r : run_program(pass, compute, streamed, NULL);
 }
 
 const float *model_pass_logits(const struct model_pass *pass) {

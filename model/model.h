@@ -78,6 +78,7 @@ struct model_pass_options {
     enum pass_kind kind;
     int n_segs_max, n_rows_max, n_outs_max; /* PASS_CYCLE: rows and outs follow from n_segs_max and the block */
     bool all_logits; /* outputs are raw logits of out_row; no token is chosen (PASS_PREFILL, PASS_RERUN) */
+    bool has_gate;   /* its runs may wait before each full-attention layer */
     bool hidden;     /* also keeps hidden states */
     bool routing;    /* also keeps the experts chosen */
 };
@@ -87,10 +88,11 @@ int model_pass_new(struct model *model, const struct model_space *space, const s
 void model_pass_free(struct model_pass *pass);
 
 /* Enqueues one run. Inputs must be MEM_HOST memory that stays as it is until the step is done. streamed: pages of its seqs
- * that are not on the device; NULL: none, as ever without a streamer.
+ * that are not on the device; NULL: none, as ever without a streamer. gate: of a pass that has one; NULL: it waits for
+ * nothing.
  * Batch of PASS_PREFILL, PASS_RERUN and PASS_DRAFT: a model_batch of exactly the pass's maxima. */
 int model_pass_run(struct model_pass *pass, struct stream *compute, const struct model_batch *input,
-                   const struct streamed *streamed);
+                   const struct streamed *streamed, const struct pass_gate *gate);
 /* PASS_CYCLE: host_list = [n, slot of each seq...], n_segs_max + 1 entries of MEM_HOST memory. */
 int model_pass_run_cycle(struct model_pass *pass, struct stream *compute, const int32_t *host_list,
                          const struct streamed *streamed);

@@ -184,7 +184,7 @@ static void record_full_attention(struct recorder *rec, const struct qwen *qwen,
                                      .q = b->q,
                                      .kv = pass->full,
                                      .layer = layer->idx});
-    if (pass->spans)
+    if (pass->has_gate)
         record_cut(rec);
     record_attn(rec, &(struct attn_args){
                          .batch = pass->batch,
@@ -199,7 +199,7 @@ static void record_full_attention(struct recorder *rec, const struct qwen *qwen,
                          .layer = layer->idx,
                          .spans = pass->spans,
                          .out = b->attn});
-    if (pass->spans)
+    if (pass->has_gate)
         record_cut(rec);
     record_linear(rec, &(struct linear_args){
                            .batch = pass->batch,

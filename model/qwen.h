@@ -48,8 +48,8 @@ struct qwen_pass {
     const struct state_view *state;
     enum gdn_mode gdn_mode;
     const struct gdn_record *record; /* GDN_FROZEN */
-    /* The attention of full layer l, over these spans, is part 2 l + 1 of the program; NULL: there is one part. */
-    const struct attn_spans *spans;
+    bool has_gate; /* the attention of full layer l is part 2 l + 1 of the program; else it has one part */
+    const struct attn_spans *spans; /* of all full layers, which then have a gate; NULL: all keys at once */
     /* Called when x holds the output of `layer` and the next op may change it; NULL: no taps. */
     void (*after_layer)(void *arg, struct recorder *rec, int layer);
     void *after_layer_arg;

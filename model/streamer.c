@@ -181,16 +181,18 @@ static int run_attention(struct streamer *s, struct stream *compute, struct prog
 }
 
 int streamer_run(struct streamer *s, struct stream *compute, struct program *program, const struct kv_view *kv,
-                 const struct streamed *streamed) {
+                 const struct streamed *streamed, const struct pass_gate *gate) {
     const struct backend *backend = s->options.backend;
     int last_cell = s->n_cells - 1, r = 0;
 
     while (last_cell >= 0 && !is_streamed(s, streamed, last_cell))
         last_cell--;
     if (last_cell < 0)
-        return backend->program_run(compute, program);
+        return gate_run(backend, compute, program, kv->n_layers, gate);
     for (int layer = 0; r == 0 && layer < kv->n_layers; layer++) {
         r = backend->program_run_part(compute, program, 2 * layer);
+        if (r == 0 && gate)
+            r = gate->open(gate->user, layer);
         if (r == 0)
             r = run_attention(s, compute, program, layer, streamed, last_cell);
     }

@@ -14,6 +14,7 @@
  * a pass over pages that are all on the device. */
 #pragma once
 #include "devmem.h"
+#include "gate.h"
 
 struct streamer;
 
@@ -51,9 +52,9 @@ void *streamer_ring(const struct streamer *streamer);                        /* 
 const struct attn_spans *streamer_spans(const struct streamer *streamer);    /* attn_args.spans of all full layers */
 int32_t streamer_entry(const struct streamer *streamer, int slot, int page); /* in the table */
 
-/* A program whose part 2 l + 1 is the attention of full layer l, over kv. */
+/* A program with a gate, over kv; gate: NULL, or another one who waits there. */
 int streamer_run(struct streamer *streamer, struct stream *compute, struct program *program, const struct kv_view *kv,
-                 const struct streamed *streamed);
+                 const struct streamed *streamed, const struct pass_gate *gate);
 
 /* What is brought from now on is read after what has been enqueued on compute so far: that wrote some of it. */
 int streamer_follow(struct streamer *streamer, struct stream *compute);

@@ -15,13 +15,13 @@ enum { STUCK_MS = 60000 };
 
 static const char TARGET[] =
     "{\"architectures\":[\"Qwen3_5ForCausalLM\"],\"vocab_size\":64,\"hidden_size\":64,\"intermediate_size\":96,"
-    "\"num_hidden_layers\":3,\"num_attention_heads\":1,\"num_key_value_heads\":1,\"max_position_embeddings\":4096,"
+    "\"num_hidden_layers\":4,\"num_attention_heads\":1,\"num_key_value_heads\":1,\"max_position_embeddings\":4096,"
     "\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":true,\"rope_parameters\":{\"rope_type\":\"default\","
     "\"rope_theta\":10000000.0,\"partial_rotary_factor\":0.25,\"mrope_section\":[11,11,10],"
     "\"mrope_interleaved\":true},\"head_dim\":256,\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,"
     "\"linear_value_head_dim\":128,\"linear_num_key_heads\":1,\"linear_num_value_heads\":1,"
-    "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],\"eos_token_id\":1,\"model_type\":"
-    "\"qwen3_5_text\","
+    "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\",\"full_attention\"],"
+    "\"eos_token_id\":1,\"model_type\":\"qwen3_5_text\","
     "\"dtype\":\"bfloat16\"}";
 
 static const char DRAFT[] =
@@ -29,7 +29,7 @@ static const char DRAFT[] =
     "\"num_hidden_layers\":2,\"num_attention_heads\":1,\"num_key_value_heads\":1,\"head_dim\":128,\"vocab_size\":64,"
     "\"rms_norm_eps\":1e-6,\"hidden_act\":\"silu\",\"attention_bias\":false,\"max_position_embeddings\":4096,"
     "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000000.0},"
-    "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"block_size\":8,\"num_target_layers\":3,"
+    "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"block_size\":8,\"num_target_layers\":4,"
     "\"tie_word_embeddings\":true,\"dtype\":\"bfloat16\",\"dflash_config\":{\"target_layer_ids\":[0,1],"
     "\"mask_token_id\":63},\"sliding_window\":100,\"use_sliding_window\":true}";
 

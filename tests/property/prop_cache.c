@@ -81,7 +81,7 @@ static void rig_close(struct rig *rig) {
 static void feed(struct rig *rig, struct model_pass *pass, struct model_batch *in, int slot, const int *tokens, int pos,
                  int n, bool sample) {
     space_fill(in, slot, tokens + pos, pos, n, SEG_PREFILL | (sample ? SEG_SAMPLE : 0), false);
-    assert_int_equal(model_pass_run(pass, rig->stream, in, NULL), 0);
+    assert_int_equal(model_pass_run(pass, rig->stream, in, NULL, NULL), 0);
     assert_int_equal(backend_stream_wait(rig->backend, rig->stream), 0);
 }
 

@@ -319,6 +319,14 @@ static void put_prompt_below(struct engine_rig *rig) {
     kv_store_evict_all(rig->store);
 }
 
+/* While somebody runs, what lies below comes before its seq is given a place. */
+static void let_another_run(struct engine_rig *rig, struct client *other) {
+    struct seq *seq = new_seq(rig, other, 20, 400);
+
+    assert_int_equal(engine_submit(rig->engine, seq), 0);
+    engine_rig_turn(rig);
+}
+
 static int n_computed(const struct engine_rig *rig) {
     struct engine_view view;
 
@@ -328,13 +336,14 @@ static int n_computed(const struct engine_rig *rig) {
 
 static void a_prompt_that_lies_below_is_brought_up(void **state) {
     struct engine_rig_options options = with_tier_below(2);
-    struct client client = {0};
+    struct client client = {0}, other = {0};
     struct engine_rig rig;
     int before;
 
     (void)state;
     engine_rig_open(&rig, &pair_, &options);
     put_prompt_below(&rig);
+    let_another_run(&rig, &other);
     before = n_computed(&rig);
     submit_with_cuts(&rig, &client);
     turn_until_quiet(&rig);
@@ -346,13 +355,14 @@ static void a_prompt_that_lies_below_is_brought_up(void **state) {
 
 static void what_cannot_be_brought_up_is_computed(void **state) {
     struct engine_rig_options options = with_tier_below(2);
-    struct client client = {0};
+    struct client client = {0}, other = {0};
     struct engine_rig rig;
     int before;
 
     (void)state;
     engine_rig_open(&rig, &pair_, &options);
     put_prompt_below(&rig);
+    let_another_run(&rig, &other);
     before = n_computed(&rig);
     rig.fails_copies = true;
     submit_with_cuts(&rig, &client);
@@ -367,7 +377,7 @@ static void what_cannot_be_brought_up_is_computed(void **state) {
 static void who_ends_during_a_restore_goes_when_its_copies_are_home(void **state) {
     struct engine_rig_options options = with_tier_below(2);
     struct kv_restores_stats stats;
-    struct client client = {0};
+    struct client client = {0}, other = {0};
     struct engine_rig rig;
     struct seq *seq;
 
@@ -376,6 +386,7 @@ static void who_ends_during_a_restore_goes_when_its_copies_are_home(void **state
     put_prompt_below(&rig);
     for (int fails = 0; fails < 2; fails++) {
         kv_store_evict_all(rig.store);
+        let_another_run(&rig, &other);
         seq = submit_with_cuts(&rig, &client);
         engine_turn(rig.engine);
         kv_restores_stats(rig.restores, &stats);

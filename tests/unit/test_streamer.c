@@ -199,7 +199,7 @@ static void enqueue(struct rig *rig, struct setting *setting) {
                  (char *)rig->kv.arena + (size_t)(1 + i) * rig->kv.page_bytes, rig->kv.page_bytes);
     copy(rig, (int32_t *)rig->kv.table, setting->table, sizeof setting->table);
     assert_int_equal(streamer_follow(rig->streamer, rig->compute), 0);
-    assert_int_equal(streamer_run(rig->streamer, rig->compute, rig->program, &rig->kv, &setting->streamed), 0);
+    assert_int_equal(streamer_run(rig->streamer, rig->compute, rig->program, &rig->kv, &setting->streamed, NULL), 0);
     copy(rig, setting->out, rig->out, sizeof setting->out);
 }
 

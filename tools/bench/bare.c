@@ -90,7 +90,7 @@ static int feed(struct bare *bare, int slot, int n, bool speculate, double *ret_
     space_fill(&bare->input, slot, ids, 0, n, SEG_PREFILL | SEG_SAMPLE, false);
     start = bench_now();
     if (r == 0)
-        r = model_pass_run(bare->prefill, bare->stream, &bare->input, NULL);
+        r = model_pass_run(bare->prefill, bare->stream, &bare->input, NULL, NULL);
     if (r == 0)
         r = backend_stream_wait(bare->backend, bare->stream);
     *ret_seconds = bench_now() - start;

@@ -230,7 +230,7 @@ static double feed(struct bench *bench, struct network *net, struct model_pass *
         ids[i] = 1 + (net->pos + i) * 37 % 3000;
     space_fill(in, 0, ids, net->pos, n, SEG_PREFILL, outs);
     start = bench_now();
-    model_pass_run(pass, bench->stream, in, NULL);
+    model_pass_run(pass, bench->stream, in, NULL, NULL);
     backend_stream_wait(bench->backend, bench->stream);
     net->pos += n;
     return bench_now() - start;

@@ -103,7 +103,7 @@ static double feed(struct bench *bench, struct model_pass *pass, struct model_ba
         made_up[i] = 1 + (bench->pos + i) * 37 % 3000;
     space_fill(in, 0, ids ? ids : made_up, bench->pos, n, SEG_PREFILL | flags, outs);
     start = bench_now();
-    model_pass_run(pass, bench->stream, in, NULL);
+    model_pass_run(pass, bench->stream, in, NULL, NULL);
     backend_stream_wait(bench->backend, bench->stream);
     bench->pos += n;
     return bench_now() - start;

@@ -71,6 +71,6 @@ int probe_feed(struct probe *probe, struct model_pass *pass, struct model_batch 
     int r;
 
     space_fill(input, slot, ids, pos, n_rows, flags, all_outs);
-    r = model_pass_run(pass, probe->stream, input, NULL);
+    r = model_pass_run(pass, probe->stream, input, NULL, NULL);
     return r != 0 ? r : backend_stream_wait(probe->backend, probe->stream);
 }
