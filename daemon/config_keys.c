@@ -120,6 +120,12 @@ const struct config_key config_keys[] = {
      .doc = "Whether requests of different users may reuse each other's prefixes. Times then tell a user what others "
             "have\n"
             "asked; with false, each user has a cache of his own."},
+    {"kv", "share_per_uid", CONFIG_INT, FIELD(kv.share_per_uid), "25", 0, 100, .unit = "percent",
+     .doc =
+         "What each user keeps of the pages and restore points of a tier, whatever others do: so much of it, and no "
+         "more\n"
+         "than an equal part if there are many users. What a user has beyond it leaves for others as it grows old. 0:\n"
+         "nobody keeps anything. On the device it is who leaves first; a running request takes what it needs."},
 
     {"sched", "max_seqs", CONFIG_INT, FIELD(sched.max_seqs), "32", 1, 1024, .unit = "sequences",
      .doc =

@@ -74,7 +74,7 @@ void engine_publish(struct engine *engine, struct seq *seq, int n_tokens, uint32
         pages_give_state(pages, state_slot);
         return;
     }
-    pages_publish(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys}, n_tokens, state_slot);
+    pages_publish(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys, seq->uid}, n_tokens, state_slot);
     if (engine->options.spill && state_slot != KV_NO_SLOT && pages->lease.n_pages >= (uint32_t)n_pages)
         kv_spill_start(engine->options.spill, &pages->lease, (uint32_t)n_pages, seq->uid,
                        engine_depth(engine, (uint32_t)n_pages, seq->is_kept));

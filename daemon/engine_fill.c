@@ -201,7 +201,8 @@ static enum below restore_first(struct engine *engine, struct plan *plan, struct
     }
     n_found = found->n_tokens / PAGE_TOKENS;
     if (is_alone_with_chunk(engine, seq) &&
-        pages_begin_restored(&engine->pages[slot], restores, &(struct seq_keys){seq->keys, seq->tokens, (int)n_found},
+        pages_begin_restored(&engine->pages[slot], restores,
+                             &(struct seq_keys){seq->keys, seq->tokens, (int)n_found, seq->uid},
                              engine_is_large(engine, seq), &plan->work.before, ret_match, &seq->restore) == 0) {
         seq->was_restored = true;
         seq->stats.restore_us = engine->options.now_us();
@@ -295,7 +296,7 @@ static enum placed place(struct engine *engine, struct plan *plan, struct seq *s
     if (below == BELOW_LATER)
         return PLACE_LATER;
     while (below == BELOW_NOTHING &&
-           pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages}, is_large,
+           pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages, seq->uid}, is_large,
                        &plan->work.before, &match) != 0)
         if (!let_go_of_restored(engine))
             return PLACE_FULL;

@@ -112,7 +112,7 @@ static void end_restore(struct engine *engine, struct seq *seq, int error) {
     kv_restore_copied(seq->restore, error);
     engine_end_restore(seq);
     if (error == 0) {
-        pages_publish_restored(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys});
+        pages_publish_restored(pages, &(struct seq_keys){seq->keys, seq->tokens, seq->n_keys, seq->uid});
         if (pages->n_published >= pages->n_restored)
             engine_keep_hit(engine, seq, pages->n_restored * PAGE_TOKENS);
         return;

@@ -140,6 +140,10 @@ static const struct metric_row rows[METRIC_N] = {
                                .help = "Bytes of pages that passes read from host memory."},
     [METRIC_STREAM_FENCES] = {"stream_fences_total", METRIC_COUNTER,
                               .help = "Fences of such pages that passes have gone through."},
+    [METRIC_SHARE_USERS] = {"share_users", METRIC_GAUGE, &tiers, .help = "Users who have pages in the tier."},
+    [METRIC_SHARE_KEPT] = {"share_kept_total", METRIC_COUNTER, &tiers,
+                           .help =
+                               "Slots that were the longest unused and stayed, because they are in a user's share."},
     [METRIC_HOST_SLOTS] = {"host_slots", METRIC_GAUGE, &groups, .help = "Slots of the host tier."},
     [METRIC_HOST_CLEAN] = {"host_clean_slots", METRIC_GAUGE, &groups,
                            .help = "Slots of the host tier that hold a whole page."},

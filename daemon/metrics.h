@@ -48,6 +48,8 @@ enum metric {
     METRIC_STREAMING_PAGES, /* enum metric_tier */
     METRIC_STREAMED_BYTES,
     METRIC_STREAM_FENCES,
+    METRIC_SHARE_USERS, /* this and the next: enum metric_tier */
+    METRIC_SHARE_KEPT,
     METRIC_HOST_SLOTS, /* this and the next four: enum kv_group */
     METRIC_HOST_CLEAN,
     METRIC_HOST_FILLING,

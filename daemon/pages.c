@@ -123,6 +123,7 @@ int pages_begin(struct seq_pages *p, const struct seq_keys *keys, bool is_large,
     }
     if (r != 0)
         return r;
+    p->lease.uid = keys->uid;
     p->n_published = (int)match.n_tokens / PAGE_TOKENS;
     begin(p, &match, is_large, copies);
     state = match.n_tokens > 0 ? tables_state(p->tables, match.state_slot) : p->tables->zero_state;
@@ -165,6 +166,7 @@ int pages_begin_restored(struct seq_pages *p, struct kv_restores *restores, cons
                               .n_full_tokens = (uint32_t)keys->n_pages * PAGE_TOKENS,
                               .state_slot = KV_NO_SLOT,
                               .draft_valid_from = handover.draft_valid_from};
+    p->lease.uid = keys->uid;
     p->n_published = (int)handover.n_held;
     begin(p, &match, is_large, copies);
     p->n_restored = keys->n_pages;
@@ -251,7 +253,7 @@ void pages_begin_streaming(struct seq_pages *p, int n_pages) {
 /* What names a slot of the shelf that only its owner shall find: no key is like this. */
 static struct kv_page_name private_name(const struct seq_pages *p, int page) {
     static const int32_t no_tokens[PAGE_TOKENS];
-    struct kv_page_name name = {.page_idx = (uint32_t)page, .tokens = no_tokens};
+    struct kv_page_name name = {.page_idx = (uint32_t)page, .tokens = no_tokens, .uid = KV_NO_UID};
     uint32_t number = (uint32_t)page * 0x9e3779b1u;
 
     memcpy(name.key.bytes, &number, sizeof number);

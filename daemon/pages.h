@@ -43,6 +43,7 @@ struct seq_keys {
     const struct kv_key *keys; /* of pages [0, n_pages) */
     const int32_t *tokens;     /* [n_pages * 64] */
     int n_pages;
+    uint32_t uid; /* whose they are */
 };
 
 int pages_open(struct seq_pages *pages, struct kv_store *store, const struct tables *tables, int slot,

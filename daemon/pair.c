@@ -146,12 +146,13 @@ static int get_secret(const struct cache_folder *folder, uint8_t ret_secret[KV_K
     return getrandom(ret_secret, KV_KEY_BYTES, 0) == KV_KEY_BYTES ? 0 : -EIO;
 }
 
-static int open_store(struct pair *pair, const struct model_options *options, const struct cache_folder *folder,
-                      struct report *report) {
+static int open_store(struct pair *pair, const struct config *config, const struct model_options *options,
+                      const struct cache_folder *folder, struct report *report) {
     const struct memplan *plan = &pair->plan;
     struct kv_store_options store = {.backend = pair->backend,
                                      .device = pair->device,
                                      .sliding_window_tokens = (uint32_t)plan->model.window,
+                                     .share_percent = (uint32_t)config->kv.share_per_uid,
                                      .n_records_max = (uint32_t)plan->n_slots[KV_TARGET_FULL]};
     int r;
 
@@ -181,7 +182,10 @@ static int open_store(struct pair *pair, const struct model_options *options, co
 static int open_tiers(struct pair *pair, const struct config *config, const struct kv_work *work,
                       struct report *report) {
     uint32_t n_pages = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS), n_slots[KV_GROUP_N];
-    struct kv_shelf_options shelf = {.backend = pair->backend, .device = pair->device, .alignment = pair->alignment};
+    struct kv_shelf_options shelf = {.backend = pair->backend,
+                                     .device = pair->device,
+                                     .alignment = pair->alignment,
+                                     .share_percent = (uint32_t)config->kv.share_per_uid};
     struct kv_spill_options spill = {
         .store = pair->store, .work = *work, .n_jobs = PAIR_SPILLS, .n_pages_max = n_pages};
     struct kv_restores_options restores = {.store = pair->store, .n_restores = PAIR_RESTORES, .n_pages_max = n_pages};
@@ -227,6 +231,7 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
                                        .work = work,
                                        .shelf = pair->shelf,
                                        .disk_bytes = config->kv.disk_bytes,
+                                       .share_percent = (uint32_t)config->kv.share_per_uid,
                                        .n_pages_max = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS),
                                        .n_pages_min = (uint32_t)config->kv.disk_min_tokens / PAGE_TOKENS,
                                        .write_bytes_per_day = config->kv.disk_write_bytes_per_day,
@@ -326,7 +331,7 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
         r = open_model(&pair, &options, report);
     report_progress(progress, 70, "reserving the cache");
     if (r == 0)
-        r = open_store(&pair, &options, folder, report);
+        r = open_store(&pair, config, &options, folder, report);
     if (r == 0)
         r = open_tiers(&pair, config, work, report);
     report_progress(progress, 85, "warming up");

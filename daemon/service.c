@@ -123,6 +123,7 @@ static void update_store(struct service *service) {
     struct kv_store_stats s;
 
     kv_store_stats(service->pair.store, &s);
+    tiers_update_share(m, METRIC_TIER_DEVICE, s.share);
     for (int g = 0; g < KV_GROUP_N; g++) {
         const struct kv_group_stats *group = &s.group[g];
 

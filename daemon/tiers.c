@@ -144,6 +144,11 @@ bool tiers_are_quiet(const struct service *service) {
 
 /* ---- metrics -------------------------------------------------------------------------------------------------------- */
 
+void tiers_update_share(struct metrics *metrics, enum metric_tier tier, const struct kv_share *share) {
+    metrics_set(metrics, METRIC_SHARE_USERS, (int)tier, kv_share_n_users(share));
+    metrics_set(metrics, METRIC_SHARE_KEPT, (int)tier, (int64_t)share->n_kept);
+}
+
 static void update_host(struct service *service) {
     struct metrics *m = &service->metrics;
     const struct pair *pair = &service->pair;
@@ -160,6 +165,7 @@ static void update_host(struct service *service) {
         metrics_set(m, METRIC_HOST_PINNED, g, group.n_pinned);
         metrics_set(m, METRIC_HOST_EVICTIONS, g, (int64_t)group.n_evicted);
     }
+    tiers_update_share(m, METRIC_TIER_HOST, kv_shelf_share(pair->shelf));
     kv_spill_stats(pair->spill, &spill);
     metrics_set(m, METRIC_SPILLED_BYTES, 0, (int64_t)spill.bytes);
     metrics_set(m, METRIC_SPILLS_SKIPPED, METRIC_SPILL_NO_JOB, (int64_t)spill.n_no_job);
@@ -176,6 +182,7 @@ static void update_disk(struct service *service) {
     struct kv_vault_stats s;
 
     kv_vault_stats(service->pair.vault, &s);
+    tiers_update_share(m, METRIC_TIER_DISK, kv_vault_share(service->pair.vault));
     for (int g = 0; g < KV_GROUP_N; g++) {
         metrics_set(m, METRIC_DISK_SLOTS, g, s.group[g].n_slots);
         metrics_set(m, METRIC_DISK_STORED, g, s.group[g].n_stored);

@@ -3,8 +3,10 @@
 #pragma once
 #include <stdbool.h>
 
+#include "metrics.h"
 #include "report.h"
 
+struct kv_share;
 struct service;
 struct tiers;
 
@@ -21,3 +23,4 @@ void tiers_turn(struct service *service);
 bool tiers_are_quiet(const struct service *service);
 
 void tiers_update_metrics(struct service *service);
+void tiers_update_share(struct metrics *metrics, enum metric_tier tier, const struct kv_share *share);

@@ -17,16 +17,21 @@ enum record_state {
 struct record {
     uint8_t key[KEY_PREFIX_BYTES];
     uint32_t next;         /* in its chain of the hash table */
-    uint32_t older, newer; /* in its group, of those that are STORED and unpinned */
+    uint32_t older, newer; /* of its user's in its group, of those that are STORED and unpinned */
     uint32_t page_idx, uid, slot, segment;
     uint32_t n_pins;
     uint8_t group, state;
+    uint8_t owner; /* its user's number in the shares */
     bool was_read, is_guarded;
     uint64_t stored_tick, used;
 };
 
-struct group {
+struct list {
     uint32_t oldest, newest;
+};
+
+struct group {
+    struct list lists[KV_SHARE_OWNERS];
     uint32_t n_writing, n_stored, n_pinned;
 };
 
@@ -36,10 +41,11 @@ struct catalog {
     uint32_t *table; /* first record of each chain, or KV_NO_RECORD */
     uint32_t table_mask;
     uint64_t first_tick, tick; /* of the longest unused, the last used */
+    struct kv_share share;
     struct group group[KV_GROUP_N];
 };
 
-int catalog_open(uint32_t n_records_max, struct catalog **ret_catalog) {
+int catalog_open(uint32_t n_records_max, uint32_t share_percent, struct catalog **ret_catalog) {
     struct catalog *catalog = calloc(1, sizeof *catalog);
     uint64_t n_table = 1;
     int r;
@@ -47,6 +53,7 @@ int catalog_open(uint32_t n_records_max, struct catalog **ret_catalog) {
     if (!catalog)
         return -ENOMEM;
     catalog->first_tick = catalog->tick = UINT64_MAX / 2;
+    kv_share_init(&catalog->share, share_percent);
     while (n_table < n_records_max)
         n_table *= 2;
     catalog->table_mask = (uint32_t)(n_table - 1);
@@ -59,7 +66,7 @@ int catalog_open(uint32_t n_records_max, struct catalog **ret_catalog) {
     for (uint64_t i = 0; r == 0 && i < n_table; i++)
         catalog->table[i] = KV_NO_RECORD;
     for (int g = 0; g < KV_GROUP_N; g++)
-        catalog->group[g].oldest = catalog->group[g].newest = KV_NO_RECORD;
+        memset(catalog->group[g].lists, 0xff, sizeof catalog->group[g].lists); /* KV_NO_RECORD */
     if (r != 0) {
         catalog_close(catalog);
         return r;
@@ -142,42 +149,74 @@ static void unchain(struct catalog *catalog, uint32_t r) {
 
 /* ---- by age --------------------------------------------------------------------------------------------------------- */
 
+static struct list *list_of(struct catalog *catalog, const struct record *record) {
+    return &catalog->group[record->group].lists[record->owner];
+}
+
 static void append(struct catalog *catalog, uint32_t r) {
     struct record *record = &catalog->records[r];
-    struct group *group = &catalog->group[record->group];
+    struct list *list = list_of(catalog, record);
 
     record->used = ++catalog->tick;
-    record->older = group->newest;
+    record->older = list->newest;
     record->newer = KV_NO_RECORD;
-    *(group->newest != KV_NO_RECORD ? &catalog->records[group->newest].newer : &group->oldest) = r;
-    group->newest = r;
+    *(list->newest != KV_NO_RECORD ? &catalog->records[list->newest].newer : &list->oldest) = r;
+    list->newest = r;
 }
 
 static void prepend(struct catalog *catalog, uint32_t r) {
     struct record *record = &catalog->records[r];
-    struct group *group = &catalog->group[record->group];
+    struct list *list = list_of(catalog, record);
 
     record->used = --catalog->first_tick;
-    record->newer = group->oldest;
+    record->newer = list->oldest;
     record->older = KV_NO_RECORD;
-    *(group->oldest != KV_NO_RECORD ? &catalog->records[group->oldest].older : &group->newest) = r;
-    group->oldest = r;
+    *(list->oldest != KV_NO_RECORD ? &catalog->records[list->oldest].older : &list->newest) = r;
+    list->oldest = r;
 }
 
 static void detach(struct catalog *catalog, uint32_t r) {
     struct record *record = &catalog->records[r];
-    struct group *group = &catalog->group[record->group];
+    struct list *list = list_of(catalog, record);
 
-    *(record->older != KV_NO_RECORD ? &catalog->records[record->older].newer : &group->oldest) = record->newer;
-    *(record->newer != KV_NO_RECORD ? &catalog->records[record->newer].older : &group->newest) = record->older;
+    *(record->older != KV_NO_RECORD ? &catalog->records[record->older].newer : &list->oldest) = record->newer;
+    *(record->newer != KV_NO_RECORD ? &catalog->records[record->newer].older : &list->newest) = record->older;
 }
 
-uint32_t catalog_oldest(const struct catalog *catalog, enum kv_group group) {
-    uint32_t r = catalog->group[group].oldest;
+static uint32_t oldest_of(const struct catalog *catalog, enum kv_group group, uint32_t owner) {
+    uint32_t r = catalog->group[group].lists[owner].oldest;
 
     while (r != KV_NO_RECORD && catalog->records[r].is_guarded)
         r = catalog->records[r].newer;
     return r;
+}
+
+static uint64_t used_of(const struct catalog *catalog, uint32_t r) {
+    return r == KV_NO_RECORD ? UINT64_MAX : catalog->records[r].used;
+}
+
+uint32_t catalog_oldest(const struct catalog *catalog, enum kv_group group) {
+    uint32_t oldest = KV_NO_RECORD;
+
+    for (uint32_t o = 0; o < catalog->share.n_owners; o++) {
+        uint32_t r = oldest_of(catalog, group, o);
+
+        if (used_of(catalog, r) < used_of(catalog, oldest))
+            oldest = r;
+    }
+    return oldest;
+}
+
+uint32_t catalog_oldest_for(struct catalog *catalog, enum kv_group group, uint32_t uid) {
+    uint32_t wanting = kv_share_number(&catalog->share, uid), oldest[KV_SHARE_OWNERS], loser;
+    uint64_t orders[KV_SHARE_OWNERS];
+
+    for (uint32_t o = 0; o < KV_SHARE_OWNERS; o++) {
+        oldest[o] = oldest_of(catalog, group, o);
+        orders[o] = used_of(catalog, oldest[o]);
+    }
+    loser = kv_share_loser(&catalog->share, group, kv_share_n_held(&catalog->share, group), wanting, orders);
+    return loser == KV_SHARE_OWNERS ? KV_NO_RECORD : oldest[loser];
 }
 
 uint32_t catalog_next(const struct catalog *catalog, uint32_t record) {
@@ -202,10 +241,12 @@ int catalog_put(struct catalog *catalog, const struct catalog_entry *entry, uint
                                           .slot = entry->slot,
                                           .segment = entry->segment,
                                           .group = (uint8_t)entry->group,
+                                          .owner = (uint8_t)kv_share_number(&catalog->share, entry->uid),
                                           .state = RECORD_WRITING};
     memcpy(catalog->records[r].key, entry->key.bytes, KEY_PREFIX_BYTES);
     *chain = r;
     catalog->group[entry->group].n_writing++;
+    kv_share_hold(&catalog->share, catalog->records[r].owner, entry->group);
     *ret_record = r;
     return 0;
 }
@@ -256,6 +297,7 @@ void catalog_pin(struct catalog *catalog, uint32_t r) {
 
 static void free_record(struct catalog *catalog, uint32_t r) {
     unchain(catalog, r);
+    kv_share_let_go(&catalog->share, catalog->records[r].owner, (enum kv_group)catalog->records[r].group);
     catalog->records[r].state = RECORD_FREE;
     kv_pool_give(&catalog->free_records, r);
 }
@@ -316,6 +358,10 @@ bool catalog_drop(struct catalog *catalog, uint32_t r) {
 
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
+const struct kv_share *catalog_share(const struct catalog *catalog) {
+    return &catalog->share;
+}
+
 void catalog_stats(const struct catalog *catalog, enum kv_group group, struct catalog_group_stats *ret_stats) {
     *ret_stats = (struct catalog_group_stats){.n_writing = catalog->group[group].n_writing,
                                               .n_stored = catalog->group[group].n_stored,
@@ -324,7 +370,7 @@ void catalog_stats(const struct catalog *catalog, enum kv_group group, struct ca
 
 static const char *check_group(const struct catalog *catalog, enum kv_group g) {
     const struct group *group = &catalog->group[g];
-    uint32_t n_writing = 0, n_stored = 0, n_pinned = 0, n_may_leave = 0, n_listed = 0, before = KV_NO_RECORD;
+    uint32_t n_writing = 0, n_stored = 0, n_pinned = 0, n_may_leave = 0, n_listed = 0, n_held[KV_SHARE_OWNERS] = {0};
 
     for (uint32_t r = 0; r < catalog->free_records.n_slots; r++) {
         const struct record *record = &catalog->records[r];
@@ -333,6 +379,7 @@ static const char *check_group(const struct catalog *catalog, enum kv_group g) {
             return "a record in use is free, or the reverse";
         if (record->state == RECORD_FREE || record->group != g)
             continue;
+        n_held[record->owner]++;
         n_writing += record->state == RECORD_WRITING;
         n_stored += record->state != RECORD_WRITING;
         n_pinned += record->n_pins > 0;
@@ -340,15 +387,23 @@ static const char *check_group(const struct catalog *catalog, enum kv_group g) {
         if (record->n_pins == 0 && !record->is_guarded && record->state == RECORD_DROPPED)
             return "a dropped record stayed after its last pin";
     }
-    for (uint32_t r = group->oldest; r != KV_NO_RECORD; before = r, r = catalog->records[r].newer) {
-        const struct record *record = &catalog->records[r];
+    for (uint32_t o = 0; o < KV_SHARE_OWNERS; o++) {
+        uint32_t before = KV_NO_RECORD;
 
-        if (record->older != before || record->group != g || record->state != RECORD_STORED || record->n_pins > 0 ||
-            ++n_listed > n_stored)
-            return "the list of those that may leave is wrong";
+        for (uint32_t r = group->lists[o].oldest; r != KV_NO_RECORD; before = r, r = catalog->records[r].newer) {
+            const struct record *record = &catalog->records[r];
+
+            if (record->older != before || record->group != g || record->owner != o || record->state != RECORD_STORED ||
+                record->n_pins > 0 || ++n_listed > n_stored)
+                return "the list of those that may leave is wrong";
+        }
+        if (group->lists[o].newest != before)
+            return "the list of those that may leave has another end";
+        if (n_held[o] != catalog->share.owners[o].n_held[g])
+            return "a user is said to have other slots than he has";
     }
-    if (group->newest != before || n_listed != n_may_leave)
-        return "the list of those that may leave is not all of them";
+    if (n_listed != n_may_leave)
+        return "the lists of those that may leave are not all of them";
     if (n_writing != group->n_writing || n_stored != group->n_stored || n_pinned != group->n_pinned)
         return "a counter is wrong";
     return NULL;

@@ -25,8 +25,9 @@ struct catalog_entry {
     uint32_t segment;
 };
 
-int catalog_open(uint32_t n_records_max, struct catalog **ret_catalog); /* -ENOMEM */
-void catalog_close(struct catalog *catalog);                            /* NULL is fine; nothing is pinned */
+/* share_percent: of a group's records, that each user keeps. -ENOMEM. */
+int catalog_open(uint32_t n_records_max, uint32_t share_percent, struct catalog **ret_catalog);
+void catalog_close(struct catalog *catalog); /* NULL is fine; nothing is pinned */
 
 /* A STORED one, or KV_NO_RECORD. */
 uint32_t catalog_find(const struct catalog *catalog, const struct kv_key *key, uint32_t page_idx, enum kv_group group);
@@ -72,6 +73,8 @@ bool catalog_drop(struct catalog *catalog, uint32_t record);
 
 /* The longest unused of the group that is neither pinned nor guarded, or KV_NO_RECORD. */
 uint32_t catalog_oldest(const struct catalog *catalog, enum kv_group group);
+/* The longest unused that its user's share does not keep from this user; or KV_NO_RECORD. */
+uint32_t catalog_oldest_for(struct catalog *catalog, enum kv_group group, uint32_t uid);
 
 /* The next record from `record` on that is STORED and not dropped, or KV_NO_RECORD: for walks over all. */
 uint32_t catalog_next(const struct catalog *catalog, uint32_t record);
@@ -79,6 +82,7 @@ uint32_t catalog_next(const struct catalog *catalog, uint32_t record);
 struct catalog_group_stats {
     uint32_t n_writing, n_stored, n_pinned; /* pinned: of the stored */
 };
+const struct kv_share *catalog_share(const struct catalog *catalog);
 void catalog_stats(const struct catalog *catalog, enum kv_group group, struct catalog_group_stats *ret_stats);
 
 /* NULL, or what is wrong. For tests. */

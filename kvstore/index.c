@@ -6,11 +6,12 @@
 #include <string.h>
 
 int kv_index_init(struct kv_index *index, uint32_t n_records_max, const uint32_t n_slots[KV_GROUP_N],
-                  uint32_t window_tokens) {
+                  uint32_t window_tokens, uint32_t share_percent) {
     size_t n_entries = 4;
     int r;
 
     *index = (struct kv_index){.window_tokens = window_tokens};
+    kv_share_init(&index->share, share_percent);
     while (n_entries < (size_t)n_records_max * 2)
         n_entries *= 2;
     index->table_mask = (uint32_t)(n_entries - 1);
@@ -30,7 +31,7 @@ int kv_index_init(struct kv_index *index, uint32_t n_records_max, const uint32_t
         else
             memset(group->record_of, 0xff, n_slots[g] * sizeof *group->record_of); /* KV_NO_RECORD */
         if (r == 0)
-            r = kv_evict_init(&group->evict, n_records_max, n_slots[g]);
+            r = kv_evict_init(&group->evict, n_records_max);
     }
     if (index->table == NULL || index->records == NULL || index->tokens == NULL)
         r = -ENOMEM;
@@ -144,7 +145,7 @@ static void refresh(struct kv_index *index, uint32_t record, enum kv_group group
     struct kv_evict *evict = &index->group[group].evict;
 
     if (is_candidate(&index->records[record], group))
-        kv_evict_put(evict, record, order_of(&index->records[record], group));
+        kv_evict_put(evict, record, index->records[record].owner, order_of(&index->records[record], group));
     else
         kv_evict_remove(evict, record);
 }
@@ -165,12 +166,14 @@ static void count_window(struct kv_index *index, uint32_t record, int n) {
 /* ---- records ---- */
 
 int kv_index_add(struct kv_index *index, const struct kv_key *key, uint32_t parent, const int32_t tokens[PAGE_TOKENS],
-                 uint32_t target_slot, uint32_t *ret_record) {
+                 uint32_t uid, uint32_t target_slot, uint32_t *ret_record) {
     uint32_t r;
 
     if (kv_pool_take(&index->free_records, &r) == KV_POOL_E_FULL)
         return KV_INDEX_E_FULL;
     index->records[r] = (struct kv_record){.key = *key, .parent = parent};
+    index->records[r].owner =
+        parent != KV_NO_RECORD ? index->records[parent].owner : kv_share_number(&index->share, uid);
     for (int g = 0; g < KV_GROUP_N; g++)
         index->records[r].device[g].slot = KV_NO_SLOT;
     memcpy(index->tokens[r], tokens, sizeof index->tokens[r]);
@@ -194,6 +197,7 @@ void kv_index_attach(struct kv_index *index, uint32_t record, enum kv_group grou
     *copy = (struct kv_copy){.slot = slot, .used = ++index->tick};
     index->group[group].record_of[slot] = record;
     index->group[group].n_indexed++;
+    kv_share_hold(&index->share, index->records[record].owner, group);
     refresh(index, record, group);
     if (group == KV_TARGET_STATE) {
         refresh(index, record, KV_TARGET_FULL);
@@ -210,6 +214,7 @@ uint32_t kv_index_detach(struct kv_index *index, uint32_t record, enum kv_group 
     page->device[group].slot = KV_NO_SLOT;
     index->group[group].record_of[slot] = KV_NO_RECORD;
     index->group[group].n_indexed--;
+    kv_share_let_go(&index->share, page->owner, group);
     refresh(index, record, group);
     if (group == KV_TARGET_STATE) {
         refresh(index, record, KV_TARGET_FULL);
@@ -255,6 +260,12 @@ void kv_index_touch(struct kv_index *index, uint32_t record, enum kv_group group
     refresh(index, record, group);
 }
 
+uint32_t kv_index_first_to_leave(struct kv_index *index, enum kv_group group) {
+    const struct kv_index_group *all = &index->group[group];
+
+    return kv_evict_first_for(&all->evict, &index->share, group, all->n_slots, KV_SHARE_NOBODY);
+}
+
 /* ---- check ---- */
 
 static const char *check_copy(const struct kv_index *index, uint32_t record, enum kv_group group, uint32_t n_pins) {
@@ -294,7 +305,7 @@ static const char *check_record(const struct kv_index *index, uint32_t record, c
 /* Adds up from the records what is counted as they change. */
 static const char *check_counts(const struct kv_index *index) {
     uint32_t n_indexed[KV_GROUP_N] = {0}, n_pinned[KV_GROUP_N] = {0}, n_candidates[KV_GROUP_N] = {0};
-    uint32_t n_records = index->free_records.n_slots, n_entries = 0;
+    uint32_t n_records = index->free_records.n_slots, n_entries = 0, n_held[KV_GROUP_N][KV_SHARE_OWNERS] = {{0}};
     uint32_t(*n_expected)[2] = calloc((size_t)n_records + 1, sizeof *n_expected); /* children, windows */
     const char *wrong = NULL;
 
@@ -309,6 +320,7 @@ static const char *check_counts(const struct kv_index *index) {
             n_indexed[g] += page->device[g].slot != KV_NO_SLOT;
             n_pinned[g] += page->device[g].n_pins > 0;
             n_candidates[g] += is_candidate(page, (enum kv_group)g);
+            n_held[g][page->owner] += page->device[g].slot != KV_NO_SLOT;
         }
         if (page->parent != KV_NO_RECORD)
             n_expected[page->parent][0]++;
@@ -336,6 +348,9 @@ static const char *check_counts(const struct kv_index *index) {
             wrong = "pinned slots do not add up";
         if (index->group[g].evict.n != n_candidates[g])
             wrong = "candidates do not add up";
+        for (uint32_t o = 0; o < KV_SHARE_OWNERS; o++)
+            if (index->share.owners[o].n_held[g] != n_held[g][o])
+                wrong = "a user is said to have other slots than he has";
     }
     free(n_expected);
     return wrong;

@@ -26,6 +26,7 @@ struct kv_record {
     uint32_t page_idx;
     uint32_t n_children;
     uint32_t n_windows; /* restore points whose sliding window holds this page */
+    uint32_t owner;     /* its user's number in the shares */
     struct kv_copy device[KV_GROUP_N];
 };
 
@@ -49,13 +50,15 @@ struct kv_index {
     uint32_t table_mask;
     uint32_t window_tokens;
     uint64_t tick;
+    struct kv_share share;
     struct kv_index_group group[KV_GROUP_N];
 };
 enum { KV_INDEX_E_FULL = 1 };
 
-/* n_slots: one more than the highest slot number per group, 0 if it does not exist. -ENOMEM. */
+/* n_slots: one more than the highest slot number per group, 0 if it does not exist; share_percent: that each user keeps of
+ * them. -ENOMEM. */
 int kv_index_init(struct kv_index *index, uint32_t n_records_max, const uint32_t n_slots[KV_GROUP_N],
-                  uint32_t window_tokens);
+                  uint32_t window_tokens, uint32_t share_percent);
 void kv_index_deinit(struct kv_index *index);
 
 /* The page that follows `parent` (KV_NO_RECORD: none) under this key and has exactly these tokens, or KV_NO_RECORD:
@@ -68,9 +71,14 @@ uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, u
 void kv_index_prefetch_entry(const struct kv_index *index, const struct kv_key *key);
 void kv_index_prefetch_record(const struct kv_index *index, const struct kv_key *key);
 
-/* A record with its target page. It must not be there already. E_FULL: no record is free. */
+/* A record with its target page. It must not be there already. uid: whose it is, if it has no parent. E_FULL: no record is
+ * free. */
 int kv_index_add(struct kv_index *index, const struct kv_key *key, uint32_t parent, const int32_t tokens[PAGE_TOKENS],
-                 uint32_t target_slot, uint32_t *ret_record);
+                 uint32_t uid, uint32_t target_slot, uint32_t *ret_record);
+
+/* The one to leave next, of who has more than his share if anybody has; else the longest unused: a running request does not
+ * wait for a page that nobody needs now. KV_NO_RECORD: nothing may leave. */
+uint32_t kv_index_first_to_leave(struct kv_index *index, enum kv_group group);
 
 void kv_index_attach(struct kv_index *index, uint32_t record, enum kv_group group, uint32_t slot);
 

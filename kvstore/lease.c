@@ -192,7 +192,8 @@ int kv_lease_publish_page(struct kv_lease *lease, uint32_t page_idx, const struc
     record = kv_index_find(&store->index, key, parent, tokens);
     is_new = record == KV_NO_RECORD;
     if (is_new) {
-        while (kv_index_add(&store->index, key, parent, tokens, slots[KV_TARGET_FULL], &record) == KV_INDEX_E_FULL)
+        while (kv_index_add(&store->index, key, parent, tokens, lease->uid, slots[KV_TARGET_FULL], &record) ==
+               KV_INDEX_E_FULL)
             if (kv_store_evict_first(store, KV_TARGET_FULL) == 0) /* each record that leaves had a target page */
                 return KV_STORE_E_FULL;
         store->group[KV_TARGET_FULL].n_private--;

@@ -12,6 +12,7 @@ struct kv_lease {
     uint32_t *records;            /* [n_pages_max] */
     uint8_t *pinned;              /* [n_pages_max] bit g: the page's slot of group g */
     uint32_t n_pages, n_pages_max;
+    uint32_t uid;        /* whose the pages are that enter the index through it */
     uint32_t state_page; /* page at whose end the pinned restore point lies; UINT32_MAX: none */
 };
 

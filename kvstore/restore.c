@@ -217,6 +217,9 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
         return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
         return TAKE_FULL;
+    if (page == 0)
+        restore->lease.uid =
+            is_on_host ? kv_shelf_name(o->shelf, record).uid : kv_vault_uid(restore->restores->vault, &name, group);
     item->page = page;
     item->group = group;
     if (is_on_host) {

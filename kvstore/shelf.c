@@ -27,7 +27,8 @@ struct shelf_record {
     uint32_t page_idx;
     struct kv_key parent; /* zero: none */
     uint32_t uid;
-    uint32_t next; /* in its chain of the hash table */
+    uint32_t owner; /* its number in the shares */
+    uint32_t next;  /* in its chain of the hash table */
     int32_t tokens[PAGE_TOKENS];
     struct shelf_copy copies[KV_GROUP_N];
 };
@@ -51,6 +52,7 @@ struct kv_shelf {
     uint32_t *table; /* first record of each chain, or KV_NO_RECORD */
     uint32_t table_mask;
     uint64_t tick;
+    struct kv_share share; /* a record is held in the groups in which it has a slot */
     struct shelf_group group[KV_GROUP_N];
 };
 
@@ -70,7 +72,7 @@ static int open_group(struct kv_shelf *shelf, const struct kv_shelf_options *opt
     group->memory_bytes = group->slot_bytes * n_slots + options->alignment;
     r = kv_pool_init(&group->pool, n_slots, 0);
     if (r == 0)
-        r = kv_evict_init(&group->evict, n_records, n_slots);
+        r = kv_evict_init(&group->evict, n_slots > 0 ? n_records : 0);
     if (r == 0 && n_slots > 0) {
         r = shelf->backend->mem_alloc(shelf->device, MEM_HOST, group->memory_bytes, &memory);
         if (r == 0) {
@@ -90,6 +92,7 @@ int kv_shelf_open(const struct kv_shelf_options *options, struct kv_shelf **ret_
         return -ENOMEM;
     shelf->backend = options->backend;
     shelf->device = options->device;
+    kv_share_init(&shelf->share, options->share_percent);
     for (int g = 0; g < KV_GROUP_N; g++)
         n_records += options->group[g].n_slots;
     while (n_table < n_records)
@@ -216,8 +219,11 @@ static uint32_t add_record(struct kv_shelf *shelf, const struct kv_page_name *na
 
     assert(full == 0);
     (void)full;
-    shelf->records[r] =
-        (struct shelf_record){.key = name->key, .page_idx = name->page_idx, .uid = name->uid, .next = *chain};
+    shelf->records[r] = (struct shelf_record){.key = name->key,
+                                              .page_idx = name->page_idx,
+                                              .uid = name->uid,
+                                              .owner = kv_share_number(&shelf->share, name->uid),
+                                              .next = *chain};
     if (name->parent)
         shelf->records[r].parent = *name->parent;
     memcpy(shelf->records[r].tokens, name->tokens, sizeof shelf->records[r].tokens);
@@ -235,13 +241,14 @@ static void free_copy(struct kv_shelf *shelf, uint32_t record, enum kv_group gro
     struct shelf_copy *copy = &shelf->records[record].copies[group];
 
     kv_pool_give(&shelf->group[group].pool, copy->slot);
+    kv_share_let_go(&shelf->share, shelf->records[record].owner, group);
     *copy = (struct shelf_copy){0};
     remove_if_empty(shelf, record);
 }
 
-static bool evict_first(struct kv_shelf *shelf, enum kv_group g) {
+/* False for KV_NO_RECORD. */
+static bool evict(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
     struct shelf_group *group = &shelf->group[g];
-    uint32_t record = kv_evict_first(&group->evict);
 
     if (record == KV_NO_RECORD)
         return false;
@@ -252,6 +259,14 @@ static bool evict_first(struct kv_shelf *shelf, enum kv_group g) {
     return true;
 }
 
+/* Shares are parts of what users have: what running requests need is taken from all. */
+static uint32_t first_to_leave_for(struct kv_shelf *shelf, enum kv_group group, uint32_t uid) {
+    uint32_t owner = kv_share_number(&shelf->share, uid);
+
+    return kv_evict_first_for(&shelf->group[group].evict, &shelf->share, group, kv_share_n_held(&shelf->share, group),
+                              owner);
+}
+
 int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, enum kv_group g, uint32_t *ret_record,
                      void **ret_payload) {
     struct shelf_group *group = &shelf->group[g];
@@ -260,12 +275,13 @@ int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, en
     if (record != KV_NO_RECORD && shelf->records[record].copies[g].state != COPY_NONE)
         return KV_SHELF_E_EXISTS;
     while (kv_pool_take(&group->pool, &slot) != 0)
-        if (!evict_first(shelf, g))
+        if (!evict(shelf, first_to_leave_for(shelf, g, name->uid), g))
             return KV_SHELF_E_FULL;
     record = kv_shelf_find(shelf, name); /* evicting may have taken it away */
     if (record == KV_NO_RECORD)
         record = add_record(shelf, name);
     shelf->records[record].copies[g] = (struct shelf_copy){.state = COPY_FILLING, .slot = slot};
+    kv_share_hold(&shelf->share, shelf->records[record].owner, g);
     group->n_filling++;
     *ret_record = record;
     *ret_payload = payload_of(group, slot);
@@ -276,7 +292,7 @@ static void offer_to_leave(struct kv_shelf *shelf, uint32_t record, enum kv_grou
     struct shelf_copy *copy = &shelf->records[record].copies[group];
 
     copy->used = ++shelf->tick;
-    kv_evict_put(&shelf->group[group].evict, record, kv_evict_order(false, copy->used));
+    kv_evict_put(&shelf->group[group].evict, record, shelf->records[record].owner, kv_evict_order(false, copy->used));
 }
 
 void kv_shelf_filled(struct kv_shelf *shelf, uint32_t record, enum kv_group group, uint64_t checksum) {
@@ -375,7 +391,7 @@ uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes) {
     int g;
 
     while (n_dropped < n_bytes && (g = oldest_group(shelf)) < KV_GROUP_N) {
-        evict_first(shelf, (enum kv_group)g);
+        evict(shelf, kv_evict_first(&shelf->group[g].evict), (enum kv_group)g);
         n_dropped += shelf->group[g].payload_bytes;
     }
     return n_dropped;
@@ -422,8 +438,13 @@ void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group g, struct kv_she
                                                .n_evicted = group->n_evicted};
 }
 
+const struct kv_share *kv_shelf_share(const struct kv_shelf *shelf) {
+    return &shelf->share;
+}
+
 static const char *check_group(const struct kv_shelf *shelf, enum kv_group g) {
     const struct shelf_group *group = &shelf->group[g];
+    uint32_t n_held[KV_SHARE_OWNERS] = {0};
     uint32_t n_filling = 0, n_clean = 0, n_pinned = 0, n_candidates = 0;
     const char *wrong = kv_pool_check(&group->pool);
 
@@ -436,6 +457,7 @@ static const char *check_group(const struct kv_shelf *shelf, enum kv_group g) {
                 return "a free record may leave";
             continue;
         }
+        n_held[shelf->records[r].owner] += copy->state != COPY_NONE;
         n_filling += copy->state == COPY_FILLING;
         n_clean += copy->state == COPY_CLEAN || copy->state == COPY_DROPPED;
         n_pinned += copy->n_pins > 0;
@@ -451,6 +473,9 @@ static const char *check_group(const struct kv_shelf *shelf, enum kv_group g) {
         return wrong;
     if (n_filling != group->n_filling || n_clean != group->n_clean || n_pinned != group->n_pinned)
         return "counts of copies are wrong";
+    for (uint32_t o = 0; o < KV_SHARE_OWNERS; o++)
+        if (n_held[o] != shelf->share.owners[o].n_held[g])
+            return "a user is said to have other slots than he has";
     if (n_candidates != group->evict.n)
         return "some that may leave belong to no record";
     if (group->pool.n_free + n_filling + n_clean != group->pool.n_slots)

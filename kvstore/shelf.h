@@ -6,7 +6,7 @@
  *
  * Only CLEAN copies are found. What is pinned stays. Records of one chain need not be whole: who looks for a prefix sees
  * for himself where it breaks. Each group has slots of its own, so that restore points, pages and draft pages never
- * displace each other. All memory is reserved in open. A slot begins with FORMAT_BLOCK_BYTES for the header that it has on
+ * displace each other; nor do users take from each other what is in their shares (share.h). All memory is reserved in open. A slot begins with FORMAT_BLOCK_BYTES for the header that it has on
  * disk, so that both are written and read in one. */
 #pragma once
 #include "evict.h"
@@ -22,7 +22,8 @@ enum { KV_SHELF_E_FULL = 1, KV_SHELF_E_EXISTS = 2 };
 struct kv_shelf_options {
     const struct backend *backend;
     struct device *device;
-    uint32_t alignment; /* of slots in memory and on disk; a power of two >= FORMAT_ALIGN_MIN */
+    uint32_t alignment;     /* of slots in memory and on disk; a power of two >= FORMAT_ALIGN_MIN */
+    uint32_t share_percent; /* that each user keeps of a group's slots; 0: there are no shares */
     struct {
         size_t payload_bytes;
         uint32_t n_slots; /* 0: nothing of this group is kept */
@@ -35,7 +36,7 @@ struct kv_page_name {
     uint32_t page_idx;
     const int32_t *tokens;       /* [PAGE_TOKENS] */
     const struct kv_key *parent; /* of the page before; NULL: there is none, or it does not matter */
-    uint32_t uid;                /* whose namespace; or it does not matter */
+    uint32_t uid;                /* whose namespace, KV_NO_UID: nobody's; or it does not matter */
 };
 
 int kv_shelf_open(const struct kv_shelf_options *options, struct kv_shelf **ret_shelf); /* -ENOMEM and the backend's */
@@ -58,7 +59,8 @@ uint32_t kv_shelf_next_state(const struct kv_shelf *shelf, uint32_t record);
 struct kv_page_name kv_shelf_name(const struct kv_shelf *shelf, uint32_t record);
 
 /* A slot to fill, and where its payload goes. E_EXISTS: it has one, CLEAN or FILLING. E_FULL: everything of this group is pinned,
- * filling, or there is no such group. What leaves to make room is the longest unused. */
+ * filling or in others' shares, or there is no such group. What leaves to make room is the longest unused that its user's
+ * share does not keep. */
 int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record,
                      void **ret_payload);
 void kv_shelf_filled(struct kv_shelf *shelf, uint32_t record, enum kv_group group, uint64_t checksum);
@@ -87,6 +89,7 @@ struct kv_shelf_group_stats {
     uint64_t n_evicted;
 };
 void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group group, struct kv_shelf_group_stats *ret_stats);
+const struct kv_share *kv_shelf_share(const struct kv_shelf *shelf);
 size_t kv_shelf_payload_bytes(const struct kv_shelf *shelf, enum kv_group group);
 size_t kv_shelf_slot_bytes(const struct kv_shelf *shelf, enum kv_group group);
 /* The memory of the group's slots; false: it has none. */

@@ -48,7 +48,8 @@ int kv_store_open(const struct kv_store_options *options, struct kv_store **ret_
         if (n_slots[g] > 0)
             r = open_group(store, (enum kv_group)g, options->group[g].slot_bytes, n_slots[g]);
     if (r == 0)
-        r = kv_index_init(&store->index, options->n_records_max, n_slots, options->sliding_window_tokens);
+        r = kv_index_init(&store->index, options->n_records_max, n_slots, options->sliding_window_tokens,
+                          options->share_percent);
     if (r != 0) {
         kv_store_close(store);
         return r;
@@ -130,7 +131,7 @@ static uint64_t drop_page(struct kv_store *store, uint32_t record) {
 }
 
 uint64_t kv_store_evict_first(struct kv_store *store, enum kv_group group) {
-    uint32_t record = kv_evict_first(&store->index.group[group].evict);
+    uint32_t record = kv_index_first_to_leave(&store->index, group);
 
     if (record == KV_NO_RECORD)
         return 0;
@@ -325,7 +326,8 @@ void kv_store_stats(const struct kv_store *store, struct kv_store_stats *ret_sta
     *ret_stats = (struct kv_store_stats){.n_records = records->n_slots - records->n_free,
                                          .n_records_max = records->n_slots,
                                          .n_matches = store->n_matches,
-                                         .n_hits = store->n_hits};
+                                         .n_hits = store->n_hits,
+                                         .share = &store->index.share};
     for (int g = 0; g < KV_GROUP_N; g++)
         ret_stats->group[g] = (struct kv_group_stats){
             .n_slots = store->group[g].pool.n_slots,

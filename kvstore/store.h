@@ -14,6 +14,7 @@
 #include "layout.h"
 
 struct kv_lease;
+struct kv_share;
 struct kv_store;
 
 enum { KV_STORE_E_FULL = 1 };
@@ -26,7 +27,8 @@ struct kv_store_options {
         uint32_t n_slots; /* with the null page; 0: the group does not exist. Both target groups must exist */
     } group[KV_GROUP_N];
     uint32_t sliding_window_tokens; /* of draft_sliding, > 0 if it exists */
-    uint32_t n_records_max;         /* pages of the index; as many as target_full has slots are always enough */
+    uint32_t share_percent; /* of a group's slots that each user keeps while others have more; 0: there are no shares */
+    uint32_t n_records_max; /* pages of the index; as many as target_full has slots are always enough */
     uint8_t fingerprint[KV_KEY_BYTES], secret[KV_KEY_BYTES];
 };
 
@@ -44,7 +46,7 @@ int kv_store_root(const struct kv_store *store, uint32_t uid, struct kv_key *ret
 
 /* ---- private slots ---- */
 
-/* A slot of unspecified content. If none is free, what the index needs least in this group leaves it, and with a target
+/* A slot of unspecified content. If none is free, what the index needs least in this group leaves it (of who has more than his share, if anybody has), and with a target
  * page its restore point and draft pages. E_FULL: all slots are private or pinned. */
 int kv_store_take(struct kv_store *store, enum kv_group group, uint32_t *ret_slot);
 void kv_store_give(struct kv_store *store, enum kv_group group, uint32_t slot);
@@ -99,6 +101,7 @@ struct kv_store_stats {
     struct kv_group_stats group[KV_GROUP_N]; /* n_indexed of target_state: the restore points */
     uint32_t n_records, n_records_max;
     uint64_t n_matches, n_hits; /* kv_store_match() calls; those with b > 0 */
+    const struct kv_share *share;
 };
 void kv_store_stats(const struct kv_store *store, struct kv_store_stats *ret_stats);
 

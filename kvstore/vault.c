@@ -89,7 +89,7 @@ static int open_maps(struct kv_vault *vault) {
         return -EINVAL;
     r = segment_open(&segments, &vault->segments);
     if (r == 0)
-        r = catalog_open((uint32_t)n_records, &vault->catalog);
+        r = catalog_open((uint32_t)n_records, o->share_percent, &vault->catalog);
     vault->n_records_max = (uint32_t)n_records;
     return r;
 }
@@ -500,6 +500,10 @@ bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name,
            catalog_find(vault->catalog, &name->key, name->page_idx, group) != KV_NO_RECORD;
 }
 
+uint32_t kv_vault_uid(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group) {
+    return catalog_look(vault->catalog, catalog_find(vault->catalog, &name->key, name->page_idx, group)).uid;
+}
+
 void kv_vault_prefetch_entry(const struct kv_vault *vault, const struct kv_key *key) {
     catalog_prefetch_entry(vault->catalog, key);
 }
@@ -565,6 +569,10 @@ void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_sta
     ret_stats->is_scanning = vault->scan_state != VAULT_SCAN_DONE;
     ret_stats->n_to_blank = vault_n_to_blank(vault);
     disk_stats(vault->disk, &ret_stats->disk);
+}
+
+const struct kv_share *kv_vault_share(const struct kv_vault *vault) {
+    return catalog_share(vault->catalog);
 }
 
 const char *kv_vault_check(const struct kv_vault *vault) {

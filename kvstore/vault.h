@@ -42,6 +42,7 @@ struct kv_vault_options {
         uint32_t slot_bytes; /* header and payload, as the shelf's slots; 0: no such group */
         uint32_t share;      /* percent of disk_bytes that it may take from the others */
     } group[KV_GROUP_N];
+    uint32_t share_percent;       /* of what is stored of a group, that each user keeps; 0: there are no shares */
     uint32_t n_pages_max;         /* of a chain */
     uint32_t n_pages_min;         /* shorter chains are not kept, unless they must be */
     uint64_t write_bytes_per_day; /* beyond it only what must be kept is written; 0: no limit */
@@ -95,6 +96,8 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 /* What the folder held at open is not all known yet. */
 bool kv_vault_is_scanning(const struct kv_vault *vault);
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
+uint32_t kv_vault_uid(const struct kv_vault *vault, const struct kv_page_name *name,
+                      enum kv_group group); /* it has it */
 /* For a walk along a chain, as kv_shelf_prefetch_entry() and kv_shelf_prefetch_record(). */
 void kv_vault_prefetch_entry(const struct kv_vault *vault, const struct kv_key *key);
 void kv_vault_prefetch_record(const struct kv_vault *vault, const struct kv_key *key);
@@ -158,6 +161,7 @@ struct kv_vault_stats {
     struct disk_stats disk;
 };
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats);
+const struct kv_share *kv_vault_share(const struct kv_vault *vault);
 
 /* NULL, or what is wrong. For tests. */
 const char *kv_vault_check(const struct kv_vault *vault);

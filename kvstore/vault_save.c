@@ -256,16 +256,16 @@ static enum taken take_slot(struct kv_vault *vault, enum kv_group group, uint32_
     for (;;) {
         bool has_room = vault_has_room(vault);
         int r = has_room ? segment_take(vault->segments, group, vault->save.near[group], ret_slot) : SEGMENT_E_FULL;
-        uint32_t oldest;
+        uint32_t loser;
 
         if (r == 0)
             return TAKEN;
         if (has_room ? r == SEGMENT_E_BUSY || vault_prepare_segment(vault, group) : vault_is_blanking(vault))
             return TAKE_LATER;
-        oldest = catalog_oldest(vault->catalog, group);
-        if (oldest == KV_NO_RECORD) /* what is to be blanked comes free soon */
+        loser = catalog_oldest_for(vault->catalog, group, vault->save.uid);
+        if (loser == KV_NO_RECORD) /* what is to be blanked comes free soon */
             return vault_is_blanking(vault) ? TAKE_LATER : TAKE_NEVER;
-        vault_evict(vault, oldest);
+        vault_evict(vault, loser);
     }
 }
 

@@ -89,6 +89,37 @@ def test_a_session_goes_on_from_host_memory(daemon):
         assert forgetful[-1][1]["host"] > 0 and forgetful[-1][1]["device"] == 0
 
 
+@pytest.mark.parametrize("share", [0, 40])
+def test_a_flood_of_one_user_leaves_the_other_his_share(daemon, other_user, share):
+    one = daemon(**{"kv.device_bytes": "40MiB", "kv.host_bytes": "40MiB", "kv.restore": "always", "sched.max_seqs": 1,
+                    "kv.restore_points": 1, "limits.max_context": 1024, "server.socket_mode": "0666",
+                    "kv.share_per_uid": share})
+    client, other = one.connect(), other_user(one)
+    ids = TEXT[:257]
+    cold = generate(other, ids)
+
+    def is_flooded():
+        metrics = one.metrics()
+        return all(metrics[f'spillway_{of}evictions_total{{group="{group}"}}'] >
+                   metrics[f'spillway_{slots}{{group="{group}"}}']
+                   for of, slots in (("", "pool_slots"), ("host_", "host_slots"))
+                   for group in ("target_full", "target_state"))
+
+    for i in range(500):
+        generate(client, TEXT[300 + i : 300 + i + 600], n=1)
+        if i % 10 == 9 and is_flooded():
+            break
+    assert is_flooded()
+    assert other.call("cache.lookup", {"prompt_ids": ids}) == {"device": 256 if share else 0, "host": 0, "disk": 0}
+    evict(client, "device")
+    again = generate(other, ids)
+    assert again["usage"]["cached"] == {"device": 0, "host": 256 if share else 0, "disk": 0}
+    assert again["ids"] == cold["ids"]
+    assert (one.metrics()['spillway_share_kept_total{tier="host"}'] > 0) == (share > 0)
+    assert one.metrics()['spillway_share_users{tier="host"}'] == 2
+    client.close()
+
+
 @pytest.mark.parametrize("host", ["8MiB", "64MiB"])
 def test_many_conversations_on_a_small_device_get_their_own_tokens(daemon, host):
     """Pages and restore points are evicted, spilled and fetched all the time, also while others are computed."""

@@ -28,10 +28,11 @@ struct kv_rig {
 };
 
 /* n_slots: usable ones, 0 for a group that does not exist. */
-static inline struct kv_rig kv_rig_open(const uint32_t n_slots[KV_GROUP_N], uint32_t window_tokens,
-                                        uint32_t n_records_max) {
+static inline struct kv_rig kv_rig_open_shared(const uint32_t n_slots[KV_GROUP_N], uint32_t window_tokens,
+                                               uint32_t n_records_max, uint32_t share_percent) {
     struct kv_rig rig = {.backend = backend_find("cpu")};
-    struct kv_store_options options = {.sliding_window_tokens = window_tokens, .n_records_max = n_records_max};
+    struct kv_store_options options = {
+        .sliding_window_tokens = window_tokens, .n_records_max = n_records_max, .share_percent = share_percent};
 
     KV_RIG_CHECK(rig.backend->open(&(struct backend_options){.n_threads = 1}, &rig.device) == 0);
     options.backend = rig.backend;
@@ -43,6 +44,11 @@ static inline struct kv_rig kv_rig_open(const uint32_t n_slots[KV_GROUP_N], uint
     KV_RIG_CHECK(kv_store_open(&options, &rig.store) == 0);
     KV_RIG_CHECK(kv_hasher_new(&rig.hasher) == 0);
     return rig;
+}
+
+static inline struct kv_rig kv_rig_open(const uint32_t n_slots[KV_GROUP_N], uint32_t window_tokens,
+                                        uint32_t n_records_max) {
+    return kv_rig_open_shared(n_slots, window_tokens, n_records_max, 0);
 }
 
 static inline void kv_rig_close(struct kv_rig *rig) {
@@ -80,7 +86,7 @@ struct kv_seq {
 static inline void kv_seq_list(struct kv_seq *seq, struct kv_rig *rig, uint32_t uid, const char *kinds) {
     struct kv_key root;
 
-    seq->uid = uid;
+    seq->uid = seq->lease.uid = uid;
     seq->n_pages = (uint32_t)strlen(kinds);
     for (uint32_t i = 0; i < seq->n_pages; i++) {
         uint64_t before = i > 0 ? seq->tags[i - 1] : uid + 1;

@@ -13,7 +13,14 @@
 #include "spill.h"
 #include "vault.h"
 
-enum { TIER_OUT_MAX = 32, TIER_WORKS_MAX = 256, TIER_RESTORES = 3, TIER_SPILLS = 2, TIER_DEADLINE_US = 1000000 };
+enum {
+    TIER_OUT_MAX = 32,
+    TIER_WORKS_MAX = 256,
+    TIER_RESTORES = 3,
+    TIER_SPILLS = 2,
+    TIER_DEADLINE_US = 1000000,
+    TIER_SHARE = 30
+};
 
 struct tier_rig {
     struct kv_rig kv;
@@ -117,8 +124,10 @@ static inline uint64_t tier_turn(struct tier_rig *rig) {
 /* ---- open and close ---- */
 
 static inline void tier_open_shelf(struct tier_rig *rig, const uint32_t n_slots[KV_GROUP_N]) {
-    struct kv_shelf_options shelf = {
-        .backend = rig->kv.backend, .device = rig->kv.device, .alignment = FORMAT_ALIGN_MIN};
+    struct kv_shelf_options shelf = {.backend = rig->kv.backend,
+                                     .device = rig->kv.device,
+                                     .alignment = FORMAT_ALIGN_MIN,
+                                     .share_percent = TIER_SHARE};
     struct kv_spill_options spill = {
         .store = rig->kv.store, .n_jobs = TIER_SPILLS, .n_pages_max = KV_RIG_PAGES_MAX, .work = rig->work};
     struct kv_restores_options restores = {
@@ -144,6 +153,7 @@ static inline void tier_open_vault(struct tier_rig *rig) {
                                              .work = &rig->work,
                                              .shelf = rig->shelf,
                                              .disk_bytes = 4 * (uint64_t)FORMAT_SEGMENT_BYTES_MIN,
+                                             .share_percent = TIER_SHARE,
                                              .n_pages_max = KV_RIG_PAGES_MAX,
                                              .n_pages_min = 1,
                                              .deadline_us = TIER_DEADLINE_US,
@@ -164,7 +174,7 @@ static inline void tier_open(struct tier_rig *rig, const uint32_t device[KV_GROU
                              const uint32_t shelf[KV_GROUP_N]) {
     memset(rig, 0, sizeof *rig);
     tier_clock_us = 1000000;
-    rig->kv = kv_rig_open(device, 2 * PAGE_TOKENS, device[KV_TARGET_FULL]);
+    rig->kv = kv_rig_open_shared(device, 2 * PAGE_TOKENS, device[KV_TARGET_FULL], TIER_SHARE);
     rig->work = (struct kv_work){tier_submit_work, rig};
     snprintf(rig->path, sizeof rig->path, "%s/tiers-XXXXXX", fast_folder());
     KV_RIG_CHECK(mkdtemp(rig->path) != NULL);

@@ -117,6 +117,31 @@ static void no_group_has_more_than_its_share(void **state) {
     vr_free(&rig);
 }
 
+static void a_flood_of_one_user_leaves_the_other_his_share(void **state) {
+    static struct vault_chain mine, other;
+    struct vault_rig rig;
+
+    (void)state;
+    for (int has_share = 0; has_share < 2; has_share++) {
+        vr_init(&rig);
+        make_pages_large(&rig);
+        rig.options.share_percent = has_share ? 25 : 0;
+        vr_open(&rig);
+        vr_branch(&rig, &mine, 2, 1, 10, 1, 10);
+        vr_save(&rig, &mine);
+        for (int i = 0; i < 90; i++) { /* 60 slots for target pages, fewer for states */
+            vr_chain(&rig, &other, 100 + i, 1);
+            vr_save(&rig, &other);
+        }
+        assert_true(vr_is_whole(&rig, &other));
+        assert_int_equal(vr_is_whole(&rig, &mine), has_share);
+        if (has_share)
+            vr_expect_chain(&rig, &mine, false);
+        assert_int_equal(kv_vault_share(rig.vault)->n_kept > 0, has_share);
+        vr_free(&rig);
+    }
+}
+
 static void what_is_pinned_stays_and_saving_goes_without(void **state) {
     static struct vault_chain first, chain;
     struct vault_rig rig;
@@ -615,6 +640,7 @@ int main(void) {
         cmocka_unit_test(a_chain_that_is_saved_again_stays),
         cmocka_unit_test(after_a_restart_a_chain_leaves_from_its_end_too),
         cmocka_unit_test(no_group_has_more_than_its_share),
+        cmocka_unit_test(a_flood_of_one_user_leaves_the_other_his_share),
         cmocka_unit_test(what_is_pinned_stays_and_saving_goes_without),
         cmocka_unit_test(segments_go_from_one_group_to_another),
         cmocka_unit_test(a_sync_that_fails_after_its_segment_went_to_another_group),

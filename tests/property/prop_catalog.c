@@ -15,7 +15,7 @@
         }                                                                                                              \
     } while (0)
 
-enum { N_NAMES = 30, N_RECORDS = 20, N_STEPS = 60000 };
+enum { N_NAMES = 30, N_RECORDS = 20, N_STEPS = 60000, N_USERS = 5, SHARE_PERCENT = 30 };
 
 /* One that is, or was; a name may have one that is found and others that were dropped and are pinned. */
 struct entry {
@@ -45,7 +45,7 @@ static struct catalog_entry entry_of(int name) {
 
     entry.key.bytes[0] = (uint8_t)(name % 3);
     entry.key.bytes[KV_KEY_BYTES - 1] = (uint8_t)name;
-    entry.uid = (uint32_t)name % 5;
+    entry.uid = (uint32_t)name % N_USERS;
     return entry;
 }
 
@@ -96,6 +96,38 @@ static struct entry *oldest(struct world *w, enum kv_group group) {
             best = e;
     }
     return best;
+}
+
+/* Who makes room for a user: of those with more than their shares the longest unused; else of his own. */
+static void check_shares(struct world *w, enum kv_group group, uint32_t uid) {
+    uint32_t n_held[N_USERS] = {0}, n_slots = 0, n_users = 0, share, record;
+    struct entry *best = NULL, *found = NULL;
+    bool best_is_over = false;
+
+    for (int i = 0; i < N_RECORDS; i++)
+        if (w->entries[i].state != GONE && entry_of(w->entries[i].name).group == group)
+            n_held[entry_of(w->entries[i].name).uid]++;
+    for (uint32_t u = 0; u < N_USERS; u++) {
+        n_slots += n_held[u];
+        n_users += n_held[u] > 0 || u == uid;
+    }
+    share = n_slots * SHARE_PERCENT / 100 < n_slots / n_users ? n_slots * SHARE_PERCENT / 100 : n_slots / n_users;
+    record = catalog_oldest_for(w->catalog, group, uid);
+    for (int i = 0; i < N_RECORDS; i++) {
+        struct entry *e = &w->entries[i];
+        uint32_t owner = entry_of(e->name).uid;
+        bool is_over = n_held[owner] > share;
+
+        if (e->state == STORED && e->record == record)
+            found = e;
+        if (e->state == STORED && e->n_pins == 0 && !e->is_guarded && entry_of(e->name).group == group &&
+            (is_over || owner == uid) &&
+            (best == NULL || is_over > best_is_over || (is_over == best_is_over && e->used < best->used))) {
+            best = e;
+            best_is_over = is_over;
+        }
+    }
+    CHECK((record == KV_NO_RECORD) == (best == NULL) && found == best);
 }
 
 static void act(struct world *w, struct entry *e) {
@@ -160,6 +192,7 @@ static void act(struct world *w, struct entry *e) {
         uint32_t record = catalog_oldest(w->catalog, group);
 
         CHECK(record == (first ? first->record : KV_NO_RECORD));
+        check_shares(w, group, below(w, N_USERS));
         if (!first || below(w, 4) != 0)
             return;
         CHECK(catalog_drop(w->catalog, record));
@@ -223,7 +256,7 @@ int main(int argc, char **argv) {
     w.random = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)w.random);
     w.first_tick = w.tick = 1 << 20;
-    CHECK(catalog_open(N_RECORDS, &w.catalog) == 0);
+    CHECK(catalog_open(N_RECORDS, SHARE_PERCENT, &w.catalog) == 0);
     for (int step = 0; step < N_STEPS; step++) {
         if (below(&w, 3) == 0)
             put(&w, (int)below(&w, N_NAMES));

@@ -15,7 +15,7 @@
         }                                                                                                              \
     } while (0)
 
-enum { N_PAGES = 24, N_STEPS = 40000, PAYLOAD = 40 };
+enum { N_PAGES = 24, N_STEPS = 40000, PAYLOAD = 40, N_USERS = 3, SHARE_PERCENT = 34 };
 
 struct copy {
     enum { GONE_OR_CLEAN, FILLING, DROPPED } state; /* unpinned clean copies may leave at any reservation */
@@ -40,7 +40,8 @@ static uint32_t below(struct world *w, uint32_t n) {
 
 /* Few different keys, so that pages meet in the table, and some differ in their tokens alone. */
 static struct kv_page_name name_of(struct world *w, int page) {
-    struct kv_page_name name = {.page_idx = (uint32_t)page / 8, .tokens = w->tokens[page]};
+    struct kv_page_name name = {
+        .page_idx = (uint32_t)page / 8, .tokens = w->tokens[page], .uid = (uint32_t)page % N_USERS};
 
     name.key.bytes[0] = (uint8_t)(page % 3);
     return name;
@@ -53,23 +54,48 @@ static bool is_found(struct world *w, int page, enum kv_group group, uint32_t *r
     return kv_shelf_has(w->shelf, *ret_record, group);
 }
 
+/* What one user keeps of a full group, and what each has of it. */
+static uint32_t share_of(struct world *w, enum kv_group group, uint32_t wanting, uint32_t n_held[N_USERS]) {
+    uint32_t n_users = 0, n_slots = 0, record;
+
+    memset(n_held, 0, N_USERS * sizeof *n_held);
+    for (int page = 0; page < N_PAGES; page++)
+        n_held[page % N_USERS] += w->copies[page][group].state != GONE_OR_CLEAN || is_found(w, page, group, &record);
+    for (uint32_t u = 0; u < N_USERS; u++) {
+        n_slots += n_held[u];
+        n_users += n_held[u] > 0 || u == wanting;
+    }
+    return n_slots * SHARE_PERCENT / 100 < n_slots / n_users ? n_slots * SHARE_PERCENT / 100 : n_slots / n_users;
+}
+
 static void reserve(struct world *w, int page, enum kv_group group) {
     struct copy *copy = &w->copies[page][group];
     struct kv_page_name name = name_of(w, page);
+    uint32_t found, record, n_held[N_USERS], share = share_of(w, group, name.uid, n_held), n_lost = 0, n_may_leave = 0;
+    bool exists = is_found(w, page, group, &found) || copy->state != GONE_OR_CLEAN, was_found[N_PAGES];
     struct kv_shelf_group_stats stats;
-    uint32_t found, record;
     void *payload;
-    bool exists = is_found(w, page, group, &found) || copy->state != GONE_OR_CLEAN;
     int r;
 
+    for (int p = 0; p < N_PAGES; p++) {
+        was_found[p] = is_found(w, p, group, &found);
+        n_may_leave += was_found[p] && w->copies[p][group].n_pins == 0 &&
+                       (n_held[p % N_USERS] > share || (uint32_t)p % N_USERS == name.uid);
+    }
     kv_shelf_stats(w->shelf, group, &stats);
     r = kv_shelf_reserve(w->shelf, &name, group, &record, &payload);
     CHECK((r == KV_SHELF_E_EXISTS) == exists);
-    if (r == KV_SHELF_E_FULL) /* only if nothing could leave */
-        CHECK(stats.n_free == 0 && stats.n_clean == stats.n_pinned);
+    if (!exists)
+        CHECK((r == KV_SHELF_E_FULL) == (stats.n_free == 0 && n_may_leave == 0));
+    for (int p = 0; p < N_PAGES; p++) {
+        if (!was_found[p] || is_found(w, p, group, &found))
+            continue;
+        n_lost++;
+        CHECK(n_held[p % N_USERS] > share || (uint32_t)p % N_USERS == name.uid);
+    }
+    CHECK(n_lost == (r == 0 && stats.n_free == 0));
     if (r != 0)
         return;
-    CHECK(stats.n_free > 0 || stats.n_clean > stats.n_pinned);
     *copy = (struct copy){.state = FILLING, .record = record, .content = ++w->random, .payload = payload};
     memcpy(payload, &copy->content, sizeof copy->content);
 }
@@ -143,7 +169,8 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     const struct backend *backend = backend_find("cpu");
     struct world *w = calloc(1, sizeof *w);
-    struct kv_shelf_options options = {.backend = backend, .alignment = FORMAT_ALIGN_MIN};
+    struct kv_shelf_options options = {
+        .backend = backend, .alignment = FORMAT_ALIGN_MIN, .share_percent = SHARE_PERCENT};
 
     printf("seed %llu\n", (unsigned long long)seed);
     fflush(stdout);

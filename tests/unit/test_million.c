@@ -25,7 +25,7 @@ enum {
     N_LOOKUPS = 200000,
     INDEX_BYTES_MAX = 512,   /* for each page: its tokens are half of it */
     CATALOG_BYTES_MAX = 128, /* for each slot of the disk, with its place in the segments */
-    MOVED_MAX = 21,          /* candidates that one eviction puts elsewhere: the height of a heap of a million */
+    MOVED_MAX = 42,          /* candidates that one eviction puts elsewhere: two ways down a heap of a million */
     N_EVICTIONS = 16,
     SLACK = 10, /* of a loaded machine */
 };
@@ -122,7 +122,7 @@ static void fill_index(void) {
         [KV_TARGET_FULL] = N, [KV_TARGET_STATE] = N_STATES, [KV_DRAFT_FULL] = N, [KV_DRAFT_SLIDING] = N};
 
     n_bytes = 0;
-    assert_int_equal(kv_index_init(&index_, N, n_slots, 2048), 0);
+    assert_int_equal(kv_index_init(&index_, N, n_slots, 2048, 25), 0);
     printf("index: %.1f bytes for each page\n", (double)n_bytes / N);
     assert_in_range(n_bytes / N, 1, INDEX_BYTES_MAX);
     record_of = __real_malloc(N * sizeof *record_of);
@@ -133,7 +133,8 @@ static void fill_index(void) {
 
         fill_tokens(i, tokens);
         assert_int_equal(
-            kv_index_add(&index_, &key, i % CHAIN == 0 ? KV_NO_RECORD : record_of[i - 1], tokens, i, &record_of[i]), 0);
+            kv_index_add(&index_, &key, i % CHAIN == 0 ? KV_NO_RECORD : record_of[i - 1], tokens, 1, i, &record_of[i]),
+            0);
         kv_index_attach(&index_, record_of[i], KV_DRAFT_FULL, i);
         if (i % CHAIN == CHAIN - 1)
             kv_index_attach(&index_, record_of[i], KV_TARGET_STATE, i / CHAIN);
@@ -143,13 +144,13 @@ static void fill_index(void) {
 /* How many candidates of the group stand elsewhere after its first one left. */
 static uint32_t n_moved_by_eviction(enum kv_group group, struct kv_candidate *before) {
     struct kv_evict *evict = &index_.group[group].evict;
-    uint32_t record = kv_evict_first(evict), n = evict->n, n_moved = 0;
+    uint32_t record = kv_evict_first(evict), n_moved = 0;
 
     assert_int_not_equal(record, KV_NO_RECORD);
-    memcpy(before, evict->heap, n * sizeof *before);
+    memcpy(before, evict->nodes, N * sizeof *before);
     kv_index_detach(&index_, record, group);
-    for (uint32_t i = 0; i < evict->n; i++)
-        n_moved += memcmp(&before[i], &evict->heap[i], sizeof *before) != 0;
+    for (uint32_t i = 0; i < N; i++)
+        n_moved += memcmp(&before[i], &evict->nodes[i], sizeof *before) != 0;
     return n_moved;
 }
 
@@ -236,7 +237,7 @@ static void a_million_pages_in_the_catalog(void **state) {
 
     (void)state;
     n_bytes = 0;
-    assert_int_equal(catalog_open(N, &catalog), 0);
+    assert_int_equal(catalog_open(N, 25, &catalog), 0);
     map = open_segments(n_segments, SLOT_BYTES);
     n_bytes_full = n_bytes;
     printf("catalog and segments: %.1f bytes for each slot\n", (double)n_bytes / N);

@@ -75,7 +75,7 @@ static void close_rig(void) {
 }
 
 static struct seq_keys keys_of(int n_pages) {
-    return (struct seq_keys){rig.keys, rig.tokens, n_pages};
+    return (struct seq_keys){.keys = rig.keys, .tokens = rig.tokens, .n_pages = n_pages};
 }
 
 static int begin(int place, int n_pages) {

@@ -15,9 +15,10 @@ struct rig {
     struct kv_shelf *shelf;
 };
 
-static struct rig rig_open(uint32_t n_pages, uint32_t n_states) {
+static struct rig rig_open_shared(uint32_t n_pages, uint32_t n_states, uint32_t share_percent) {
     struct rig rig = {.backend = backend_find("cpu")};
-    struct kv_shelf_options options = {.backend = rig.backend, .alignment = FORMAT_ALIGN_MIN};
+    struct kv_shelf_options options = {
+        .backend = rig.backend, .alignment = FORMAT_ALIGN_MIN, .share_percent = share_percent};
 
     assert_int_equal(rig.backend->open(&(struct backend_options){.n_threads = 1}, &rig.device), 0);
     options.device = rig.device;
@@ -26,6 +27,10 @@ static struct rig rig_open(uint32_t n_pages, uint32_t n_states) {
     options.group[KV_TARGET_STATE].n_slots = n_states;
     assert_int_equal(kv_shelf_open(&options, &rig.shelf), 0);
     return rig;
+}
+
+static struct rig rig_open(uint32_t n_pages, uint32_t n_states) {
+    return rig_open_shared(n_pages, n_states, 0);
 }
 
 static void rig_close(struct rig *rig) {
@@ -240,6 +245,45 @@ static void one_users_copies_leave_and_pinned_ones_when_unpinned(void **state) {
     rig_close(&rig);
 }
 
+static void a_flood_of_one_user_leaves_the_other_his_share(void **state) {
+    struct rig rig = rig_open_shared(20, 4, 25);
+    int32_t tokens[PAGE_TOKENS];
+    struct kv_page_name page;
+    uint32_t pinned[15], record;
+    void *payload;
+
+    (void)state;
+    for (int i = 0; i < 7; i++) /* two more than the share */
+        fill_for(&rig, 7, i, KV_TARGET_FULL);
+    fill_for(&rig, 7, 0, KV_TARGET_STATE);
+    for (int i = 100; i < 200; i++) {
+        fill_for(&rig, 8, i, KV_TARGET_FULL);
+        fill_for(&rig, 8, i, KV_TARGET_STATE);
+    }
+    assert_null(kv_shelf_check(rig.shelf));
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(has(&rig, i, KV_TARGET_FULL), i >= 2);
+    assert_true(has(&rig, 0, KV_TARGET_STATE));
+    assert_int_equal(kv_share_n_users(kv_shelf_share(rig.shelf)), 2);
+
+    for (int i = 0; i < 15; i++) { /* all that he has is on its way: he gets no more */
+        page = name(tokens, 185 + i);
+        pinned[i] = kv_shelf_find(rig.shelf, &page);
+        kv_shelf_pin(rig.shelf, pinned[i], KV_TARGET_FULL);
+    }
+    page = name(tokens, 300);
+    page.uid = 8;
+    assert_int_equal(kv_shelf_reserve(rig.shelf, &page, KV_TARGET_FULL, &record, &payload), KV_SHELF_E_FULL);
+    page.uid = KV_NO_UID; /* but what runs gets it */
+    assert_int_equal(kv_shelf_reserve(rig.shelf, &page, KV_TARGET_FULL, &record, &payload), 0);
+    assert_false(has(&rig, 2, KV_TARGET_FULL));
+    assert_null(kv_shelf_check(rig.shelf));
+    kv_shelf_abandon(rig.shelf, record, KV_TARGET_FULL);
+    for (int i = 0; i < 15; i++)
+        kv_shelf_unpin(rig.shelf, pinned[i], KV_TARGET_FULL);
+    rig_close(&rig);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_copy_is_found_only_once_it_is_whole),
@@ -251,6 +295,7 @@ int main(void) {
         cmocka_unit_test(a_dropped_copy_stays_under_its_pins_but_is_not_found),
         cmocka_unit_test(evicting_drops_no_more_than_asked),
         cmocka_unit_test(evicting_takes_the_longest_unused_of_all_groups),
+        cmocka_unit_test(a_flood_of_one_user_leaves_the_other_his_share),
         cmocka_unit_test(one_users_copies_leave_and_pinned_ones_when_unpinned),
     };
 

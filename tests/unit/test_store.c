@@ -355,6 +355,28 @@ static void burst_of_one_off_prompts_leaves_leased_pages_alone(void **state) {
     kv_rig_close(&rig);
 }
 
+static void a_flood_of_one_user_leaves_the_other_his_share(void **state) {
+    static const uint32_t n_slots[KV_GROUP_N] = {[KV_TARGET_FULL] = 20, [KV_TARGET_STATE] = 8};
+    struct kv_rig rig = kv_rig_open_shared(n_slots, WINDOW, 20, 25);
+    uint32_t slots[20];
+
+    (void)state;
+    leave_behind(&rig, 2, "abcd");
+    for (int kind = 'A'; kind <= 'Z'; kind++)
+        leave_behind(&rig, 1, (char[]){(char)kind, 'x', 'y', '\0'});
+    kv_rig_check(&rig);
+    assert_finds(&rig, 2, "abcd", 4, 4);
+    assert_finds(&rig, 1, "Zxy", 3, 3);
+    for (int i = 0; i < 20; i++) { /* who runs gets all there is, and what is in shares last */
+        assert_finds(&rig, 2, "abcd", i < 17 ? 4 : 0, i < 17 ? 4 : 20 - (uint32_t)i);
+        assert_int_equal(kv_store_n_available(rig.store, KV_TARGET_FULL), 20 - i);
+        assert_int_equal(kv_store_take(rig.store, KV_TARGET_FULL, &slots[i]), 0);
+    }
+    for (int i = 0; i < 20; i++)
+        kv_store_give(rig.store, KV_TARGET_FULL, slots[i]);
+    kv_rig_close(&rig);
+}
+
 static void longest_unused_chain_leaves_from_its_end(void **state) {
     struct kv_rig rig = rig_of(9, 9, 0, 0, 9);
     struct kv_seq seq;
@@ -785,6 +807,7 @@ int main(void) {
         cmocka_unit_test(full_group_says_so_and_keeps_its_slots),
         cmocka_unit_test(what_is_available_can_be_taken),
         cmocka_unit_test(burst_of_one_off_prompts_leaves_leased_pages_alone),
+        cmocka_unit_test(a_flood_of_one_user_leaves_the_other_his_share),
         cmocka_unit_test(longest_unused_chain_leaves_from_its_end),
         cmocka_unit_test(pages_beyond_the_last_restore_point_leave_first),
         cmocka_unit_test(a_restore_point_leaves_alone),
