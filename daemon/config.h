@@ -49,7 +49,8 @@ struct config {
         int64_t disk_timeout_ms;           /* of one operation */
         int restore_points;                /* most restore points kept of one seq */
         bool shared_prefixes;
-        int share_per_uid; /* percent */
+        int share_per_uid;               /* percent */
+        uint64_t scrub_bytes_per_second; /* 0: none */
     } kv;
     struct {
         int max_seqs, max_batch_tokens, prefill_chunk, queue_max;

@@ -126,6 +126,10 @@ const struct config_key config_keys[] = {
          "more\n"
          "than an equal part if there are many users. What a user has beyond it leaves for others as it grows old. 0:\n"
          "nobody keeps anything. On the device it is who leaves first; a running request takes what it needs."},
+    {"kv", "scrub_bytes_per_second", CONFIG_BYTES, FIELD(kv.scrub_bytes_per_second), "4MiB", 0, GIB, .unit = "bytes",
+     .doc = "While nobody asks for anything, so much of what lies on disk and in host memory is read and held against "
+            "its\n"
+            "checksums, each page once a day at most; what is damaged is forgotten before it is asked for. 0: none."},
 
     {"sched", "max_seqs", CONFIG_INT, FIELD(sched.max_seqs), "32", 1, 1024, .unit = "sequences",
      .doc =

@@ -59,6 +59,10 @@ enum metric {
     METRIC_SPILLS_SKIPPED, /* enum metric_spill */
     METRIC_RESTORES,       /* enum metric_restore */
     METRIC_RESTORED_BYTES,
+    METRIC_SCRUBBED, /* this and the next: enum metric_tier */
+    METRIC_SCRUB_DAMAGED,
+    METRIC_SCRUBBED_BYTES,
+    METRIC_SCRUB_ROUNDS,
     METRIC_DISK_SLOTS, /* this and the next four: enum kv_group */
     METRIC_DISK_STORED,
     METRIC_DISK_WRITING,

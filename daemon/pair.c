@@ -268,6 +268,17 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
     return 0;
 }
 
+int pair_open_scrub(struct pair *pair, const struct config *config, const struct kv_work *work,
+                    uint64_t (*now_us)(void)) {
+    struct kv_scrub_options options = {.shelf = pair->shelf,
+                                       .vault = pair->vault,
+                                       .work = work,
+                                       .bytes_per_s = config->kv.scrub_bytes_per_second,
+                                       .now_us = now_us};
+
+    return !pair->shelf || options.bytes_per_s == 0 ? 0 : kv_scrub_open(&options, &pair->scrub);
+}
+
 static int open_engine(struct pair *pair, const struct config *config, uint64_t (*now_us)(void),
                        struct report *report) {
     struct engine_options options = {.backend = pair->backend,
@@ -362,6 +373,7 @@ void pair_close(struct pair *pair) {
     engine_close(pair->engine);
     kv_restores_close(pair->restores);
     kv_spill_close(pair->spill);
+    kv_scrub_close(pair->scrub);
     if (kv_vault_close(pair->vault) == 0) /* else the kernel still has pages of the shelf */
         kv_shelf_close(pair->shelf);
     free(pair->copies);

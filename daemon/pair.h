@@ -9,6 +9,7 @@
 #include "output.h"
 #include "digest.h"
 #include "prompt.h"
+#include "scrub.h"
 #include "secret.h"
 
 enum { PAIR_SPILLS = 8, PAIR_RESTORES = 8 /* chains on their way at a time */ };
@@ -29,6 +30,7 @@ struct pair {
     struct kv_spill *spill;
     struct kv_restores *restores;
     struct kv_vault *vault; /* NULL without a disk tier */
+    struct kv_scrub *scrub; /* NULL without a host tier, or kv.scrub_bytes_per_second */
     uint32_t alignment;     /* of the host tier's slots */
     uint8_t drafter[KV_DIGEST_BYTES], fingerprint_bytes[KV_KEY_BYTES];
     struct engine *engine;
@@ -52,6 +54,9 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
 int pair_open_disk(struct pair *pair, const struct config *config, const struct cache_folder *folder,
                    const struct kv_work *work, uint64_t (*now_us)(void),
                    void (*on_saved)(void *user, const struct kv_vault_saved *saved), void *user, struct report *report);
+/* What looks for damage in both tiers; on the loop, after the disk was opened. -ENOMEM. */
+int pair_open_scrub(struct pair *pair, const struct config *config, const struct kv_work *work,
+                    uint64_t (*now_us)(void));
 /* Stops the device thread; what was on its way is done. The loop then gives out the last results of copies, and closes. */
 void pair_stop(struct pair *pair);
 void pair_close(struct pair *pair);

@@ -15,7 +15,7 @@ struct tiers {
     struct watch *watch;
     struct { /* of which the log has told */
         bool is_off, is_write_off, is_scanning;
-        uint64_t n_damaged;
+        uint64_t n_damaged, n_host_damaged;
     } told;
 };
 
@@ -48,18 +48,10 @@ static void log_opened(struct service *service) {
              stats.disk.has_registered_buffers);
 }
 
-int tiers_open(struct service *service, struct report *report) {
-    struct tiers *tiers;
+static int open_disk(struct service *service, struct report *report) {
+    struct tiers *tiers = service->tiers;
     int r;
 
-    if (!config_has_disk(&service->config))
-        return 0;
-    tiers = calloc(1, sizeof *tiers);
-    if (!tiers)
-        return report_error(report, -ENOMEM, "tiers: out of memory");
-    service->tiers = tiers;
-    tiers->work = uvwork_of(service->loop);
-    uv_timer_init(service->loop, &tiers->timer);
     r = pair_open_disk(&service->pair, &service->config, &service->folder, &tiers->work, service_now_us, on_saved,
                        service, report);
     if (r != 0)
@@ -70,12 +62,32 @@ int tiers_open(struct service *service, struct report *report) {
     return r == 0 ? 0 : report_error(report, r, "kv.disk_path: the loop cannot watch the disk: %s", strerror(-r));
 }
 
+int tiers_open(struct service *service, struct report *report) {
+    struct tiers *tiers;
+    int r;
+
+    if (!service->pair.shelf)
+        return 0;
+    tiers = calloc(1, sizeof *tiers);
+    if (!tiers)
+        return report_error(report, -ENOMEM, "tiers: out of memory");
+    service->tiers = tiers;
+    tiers->work = uvwork_of(service->loop);
+    uv_timer_init(service->loop, &tiers->timer);
+    r = config_has_disk(&service->config) ? open_disk(service, report) : 0;
+    if (r != 0)
+        return r;
+    r = pair_open_scrub(&service->pair, &service->config, &tiers->work, service_now_us);
+    return r == 0 ? 0 : report_error(report, r, "tiers: out of memory");
+}
+
 void tiers_stop(struct service *service) {
     struct tiers *tiers = service->tiers;
 
     if (!tiers)
         return;
-    watch_stop(tiers->watch);
+    if (tiers->watch)
+        watch_stop(tiers->watch);
     uv_close((uv_handle_t *)&tiers->timer, NULL);
 }
 
@@ -114,6 +126,32 @@ static void tell(struct service *service) {
     tiers->told.n_damaged = stats.n_damaged;
 }
 
+static void tell_of_host(struct service *service) {
+    struct kv_scrub_stats stats;
+
+    if (!service->pair.scrub)
+        return;
+    kv_scrub_stats(service->pair.scrub, &stats);
+    if (stats.n_host_damaged != service->tiers->told.n_host_damaged)
+        log_line(&service->log, LOG_WARN, "host.damaged", "pages=%llu total=%llu",
+                 (unsigned long long)(stats.n_host_damaged - service->tiers->told.n_host_damaged),
+                 (unsigned long long)stats.n_host_damaged);
+    service->tiers->told.n_host_damaged = stats.n_host_damaged;
+}
+
+static uint64_t sooner(uint64_t a, uint64_t b) { /* 0: never */
+    return a == 0 || (b != 0 && b < a) ? b : a;
+}
+
+/* Nobody waits for anything. */
+static bool is_idle(const struct service *service) {
+    struct engine_view view;
+
+    engine_look(service->pair.engine, &view);
+    return service->phase == SERVICE_SERVING && !service->errands && view.n_waiting + view.n_running == 0 &&
+           tiers_are_quiet(service);
+}
+
 void tiers_turn(struct service *service) {
     struct pair *pair = &service->pair;
     uint64_t next, now;
@@ -121,11 +159,15 @@ void tiers_turn(struct service *service) {
     do {
         engine_turn(pair->engine);
     } while (pair->restores && kv_restores_turn(pair->restores));
-    if (!pair->vault)
+    if (!pair->shelf)
         return;
-    next = kv_vault_turn(pair->vault);
+    next = pair->vault ? kv_vault_turn(pair->vault) : 0;
+    if (pair->scrub)
+        next = sooner(next, kv_scrub_turn(pair->scrub, is_idle(service)));
     now = service_now_us();
-    tell(service);
+    if (pair->vault)
+        tell(service);
+    tell_of_host(service);
     if (next == 0)
         uv_timer_stop(&service->tiers->timer);
     else
@@ -175,6 +217,19 @@ static void update_host(struct service *service) {
     metrics_set(m, METRIC_RESTORES, METRIC_RESTORE_DONE, (int64_t)restores.n_done);
     metrics_set(m, METRIC_RESTORES, METRIC_RESTORE_FAILED, (int64_t)restores.n_failed);
     metrics_set(m, METRIC_RESTORED_BYTES, 0, (int64_t)restores.bytes);
+}
+
+static void update_scrub(struct service *service) {
+    struct metrics *m = &service->metrics;
+    struct kv_scrub_stats s;
+
+    kv_scrub_stats(service->pair.scrub, &s);
+    metrics_set(m, METRIC_SCRUBBED, METRIC_TIER_HOST, (int64_t)s.n_host);
+    metrics_set(m, METRIC_SCRUBBED, METRIC_TIER_DISK, (int64_t)s.n_disk);
+    metrics_set(m, METRIC_SCRUB_DAMAGED, METRIC_TIER_HOST, (int64_t)s.n_host_damaged);
+    metrics_set(m, METRIC_SCRUB_DAMAGED, METRIC_TIER_DISK, (int64_t)s.n_disk_damaged);
+    metrics_set(m, METRIC_SCRUBBED_BYTES, 0, (int64_t)s.bytes);
+    metrics_set(m, METRIC_SCRUB_ROUNDS, 0, (int64_t)s.n_rounds);
 }
 
 static void update_disk(struct service *service) {
@@ -232,4 +287,6 @@ void tiers_update_metrics(struct service *service) {
         update_host(service);
     if (service->pair.vault)
         update_disk(service);
+    if (service->pair.scrub)
+        update_scrub(service);
 }

@@ -186,6 +186,15 @@ uint32_t kv_shelf_next_state(const struct kv_shelf *shelf, uint32_t record) {
     return KV_NO_RECORD;
 }
 
+bool kv_shelf_next_clean(const struct kv_shelf *shelf, uint32_t *record, int *group) {
+    for (; *record < shelf->free_records.n_slots; ++*record, *group = 0)
+        for (; *group < KV_GROUP_N; ++*group)
+            if (kv_pool_is_taken(&shelf->free_records, *record) &&
+                kv_shelf_has(shelf, *record, (enum kv_group) * group))
+                return true;
+    return false;
+}
+
 struct kv_page_name kv_shelf_name(const struct kv_shelf *shelf, uint32_t r) {
     const struct shelf_record *record = &shelf->records[r];
 
@@ -291,7 +300,6 @@ int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, en
 static void offer_to_leave(struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
     struct shelf_copy *copy = &shelf->records[record].copies[group];
 
-    copy->used = ++shelf->tick;
     kv_evict_put(&shelf->group[group].evict, record, shelf->records[record].owner, kv_evict_order(false, copy->used));
 }
 
@@ -303,6 +311,7 @@ void kv_shelf_filled(struct kv_shelf *shelf, uint32_t record, enum kv_group grou
     copy->checksum = checksum;
     shelf->group[group].n_filling--;
     shelf->group[group].n_clean++;
+    copy->used = ++shelf->tick;
     offer_to_leave(shelf, record, group);
 }
 
@@ -325,6 +334,11 @@ void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
 }
 
 void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
+    shelf->records[record].copies[g].used = ++shelf->tick;
+    kv_shelf_unpin_unused(shelf, record, g);
+}
+
+void kv_shelf_unpin_unused(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
     struct shelf_copy *copy = &shelf->records[record].copies[g];
     struct shelf_group *group = &shelf->group[g];
 
@@ -344,10 +358,12 @@ void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name) {
     uint32_t record = kv_shelf_find(shelf, name);
 
     for (int g = 0; record != KV_NO_RECORD && g < KV_GROUP_N; g++) {
-        const struct shelf_copy *copy = &shelf->records[record].copies[g];
+        struct shelf_copy *copy = &shelf->records[record].copies[g];
 
-        if (copy->state == COPY_CLEAN && copy->n_pins == 0)
-            offer_to_leave(shelf, record, (enum kv_group)g);
+        if (copy->state != COPY_CLEAN || copy->n_pins > 0)
+            continue;
+        copy->used = ++shelf->tick;
+        offer_to_leave(shelf, record, (enum kv_group)g);
     }
 }
 

@@ -55,6 +55,8 @@ void kv_shelf_prefetch_record(const struct kv_shelf *shelf, const struct kv_key 
 uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx);
 /* The next record from `record` on that has a CLEAN restore point, or KV_NO_RECORD: for walks over all. */
 uint32_t kv_shelf_next_state(const struct kv_shelf *shelf, uint32_t record);
+/* The next CLEAN copy from this record and group on, in their order; false: there is none. For walks over all. */
+bool kv_shelf_next_clean(const struct kv_shelf *shelf, uint32_t *record, int *group);
 /* Of an existing record; points into it. */
 struct kv_page_name kv_shelf_name(const struct kv_shelf *shelf, uint32_t record);
 
@@ -69,6 +71,7 @@ void kv_shelf_abandon(struct kv_shelf *shelf, uint32_t record, enum kv_group gro
 /* The payload of a CLEAN copy, to be read; the header before it is whose who writes it to disk. A pinned one is where it is until it is unpinned; unpinning makes it the most recently used. */
 void *kv_shelf_pin(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
 void kv_shelf_unpin(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
+void kv_shelf_unpin_unused(struct kv_shelf *shelf, uint32_t record, enum kv_group group); /* it keeps its place */
 uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum kv_group group);
 
 /* As if it had just come; nothing happens to what is not CLEAN, or pinned. Who uses a chain touches it from its end to its

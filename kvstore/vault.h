@@ -137,6 +137,17 @@ struct kv_vault_verify {
 int kv_vault_verify(struct kv_vault *vault, struct kv_vault_verify *verify);
 void kv_vault_verify_cancel(struct kv_vault *vault);
 
+/* The same for one slot, if the disk has nothing else to do: of those near one that could not be read, else the next of all.
+ * E_BUSY: not now; E_NONE: all have been looked at, or no suspect is left; the next call begins again. */
+struct kv_vault_scrub {
+    void (*done)(struct kv_vault_scrub *scrub);
+    uint32_t bytes; /* that are read */
+    bool is_damaged, is_unread;
+};
+int kv_vault_scrub(struct kv_vault *vault, struct kv_vault_scrub *scrub, bool only_suspects);
+void kv_vault_scrub_cancel(struct kv_vault *vault); /* no done comes */
+bool kv_vault_has_suspects(const struct kv_vault *vault);
+
 struct kv_vault_stats {
     struct {
         uint32_t n_stored, n_writing, n_pinned, n_slots; /* slots of the segments bound to it */

@@ -1,7 +1,7 @@
 /* vault_internal: the insides of a vault. vault.c: its life, its turns, what leaves; vault_folder.c: the files that were
  * there before; vault_segments.c: files, syncs;
  * vault_save.c: pages go down; vault_read.c: pages come up; vault_scan.c: what the folder held at open; vault_verify.c:
- * everything is read once. */
+ * everything is read once, or a slot now and then. */
 #pragma once
 #include "breaker.h"
 #include "catalog.h"
@@ -18,6 +18,8 @@ enum {
     VAULT_OPS = VAULT_WRITES + VAULT_READS + VAULT_SCANS + VAULT_SYNCS + VAULT_BLANKS +
                 4,     /* a file, one to go, a probe, a check */
     VAULT_PURGES = 16, /* while the folder is read */
+    VAULT_SUSPECTS = 32,
+    VAULT_NEAR_SLOTS = 2, /* on either side of one that could not be read */
 };
 
 /* Headers of small slots are read with what lies between them: a disk that does few operations a second still reads much. */
@@ -201,9 +203,12 @@ struct kv_vault {
 
     /* vault_verify.c */
     struct {
-        struct kv_vault_verify *user; /* NULL: none runs */
-        bool is_out;
-        uint32_t record; /* guarded while it is out, then the next to look at */
+        struct kv_vault_verify *user;                  /* NULL: none runs */
+        struct kv_vault_scrub *scrub;                  /* who waits for the one that is out; NULL: nobody */
+        bool is_out, is_asked;                         /* by the user */
+        uint32_t record;                               /* guarded while it is out */
+        uint32_t next, next_cold;                      /* to look at: for the user, and for the scrubber */
+        uint32_t suspects[VAULT_SUSPECTS], n_suspects; /* to look at first: near ones that could not be read */
         struct disk_op op;
         struct kv_work_item work;
         void *buffer;
@@ -266,3 +271,4 @@ void vault_read_stop(struct kv_vault *vault); /* at close: what has come is not 
 void vault_scan_init(struct kv_vault *vault);
 void vault_scan_turn(struct kv_vault *vault);
 void vault_verify_turn(struct kv_vault *vault);
+void vault_suspect_near(struct kv_vault *vault, uint32_t record); /* it could not be read */

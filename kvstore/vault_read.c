@@ -72,6 +72,8 @@ static void finish(struct vault_fetch *fetch, int result) {
         kv_shelf_abandon(shelf, fetch->shelf_record, fetch->group);
     }
     fetch->record = KV_NO_RECORD;
+    if (result == -EIO)
+        vault_suspect_near(vault, record);
     if (result == -EIO || result == -EBADMSG) /* nobody shall try it again */
         vault_forget(vault, record);
     vault_unpin(vault, record);

@@ -136,6 +136,27 @@ def damage(path, where):
     return n
 
 
+def test_damage_is_found_before_anybody_asks(tiers, tmp_path):
+    one = tiers()
+    with one.connect() as client:
+        generate(client, TEXT[:700])
+    one.stop()
+    segments = sorted((tmp_path / "cache/segments").iterdir())
+    with open(next(path for path in segments if SLOT_MAGIC in path.read_bytes()), "r+b") as segment:
+        at = segment.read().index(SLOT_MAGIC) + HEADER_BYTES + 100
+        segment.seek(at)
+        byte = segment.read(1)[0]
+        segment.seek(at)
+        segment.write(bytes([byte ^ 1]))
+    one = tiers()
+    deadline = time.monotonic() + 30
+    while one.metrics()['spillway_scrub_damaged_total{tier="disk"}'] == 0:
+        assert time.monotonic() < deadline, "nobody looks"
+        time.sleep(0.2)
+    assert one.metrics()['spillway_scrub_damaged_total{tier="disk"}'] == 1
+    assert "disk.damaged" in one.log()
+
+
 @pytest.mark.parametrize("where", ["header", "payload"])
 def test_damage_while_it_was_down_is_counted_and_never_served(tiers, tmp_path, where):
     prompts = [TEXT[100 * i : 100 * i + 300] for i in range(4)]

@@ -10,6 +10,7 @@
 #include "fast_folder.h"
 #include "kv_rig.h"
 #include "restore.h"
+#include "scrub.h"
 #include "spill.h"
 #include "vault.h"
 
@@ -28,6 +29,7 @@ struct tier_rig {
     struct kv_spill *spill;
     struct kv_restores *restores;
     struct kv_vault *vault;
+    struct kv_scrub *scrub;
     struct kv_vault_options options;
     char path[64];
     struct disk_folder folder;
@@ -117,6 +119,7 @@ static inline uint64_t tier_turn(struct tier_rig *rig) {
     kv_vault_dispatch(rig->vault);
     kv_restores_turn(rig->restores);
     next = kv_vault_turn(rig->vault);
+    kv_scrub_turn(rig->scrub, rig->n_works == 0);
     tier_check(rig);
     return next;
 }
@@ -144,6 +147,16 @@ static inline void tier_open_shelf(struct tier_rig *rig, const uint32_t n_slots[
     KV_RIG_CHECK(kv_restores_open(&restores, &rig->restores) == 0);
 }
 
+static inline void tier_open_scrub(struct tier_rig *rig) {
+    struct kv_scrub_options options = {.shelf = rig->shelf,
+                                       .vault = rig->vault,
+                                       .work = &rig->work,
+                                       .bytes_per_s = 4 * rig->options.group[KV_TARGET_FULL].slot_bytes,
+                                       .now_us = tier_now_us};
+
+    KV_RIG_CHECK(kv_scrub_open(&options, &rig->scrub) == 0);
+}
+
 static inline void tier_open_vault(struct tier_rig *rig) {
     static const uint32_t shares[KV_GROUP_N] = {
         [KV_TARGET_FULL] = 25, [KV_TARGET_STATE] = 25, [KV_DRAFT_FULL] = 25, [KV_DRAFT_SLIDING] = 25};
@@ -168,6 +181,7 @@ static inline void tier_open_vault(struct tier_rig *rig) {
     KV_RIG_CHECK(kv_vault_open(&rig->options, &rig->vault) == 0);
     kv_spill_set_vault(rig->spill, rig->vault);
     kv_restores_set_vault(rig->restores, rig->vault);
+    tier_open_scrub(rig);
 }
 
 static inline void tier_open(struct tier_rig *rig, const uint32_t device[KV_GROUP_N],
@@ -185,6 +199,9 @@ static inline void tier_open(struct tier_rig *rig, const uint32_t device[KV_GROU
 }
 
 static inline void tier_close_vault(struct tier_rig *rig) {
+    while (tier_do_work(rig, 0))
+        continue;
+    kv_scrub_close(rig->scrub);
     disk_faults_release(rig->faults);
     for (int i = 0; kv_vault_close(rig->vault) > 0; i++) {
         KV_RIG_CHECK(i < 100000);

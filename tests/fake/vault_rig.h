@@ -5,6 +5,7 @@
 #include "disk_rig.h"
 #include "fast_folder.h"
 #include "key.h"
+#include "scrub.h"
 #include "vault.h"
 
 enum { VR_PAGES_MAX = 96, VR_PAYLOAD = 3 * 4096, VR_SEGMENT = FORMAT_SEGMENT_BYTES_MIN, VR_DEADLINE_US = 1000000 };
@@ -23,8 +24,9 @@ struct vault_rig {
     struct kv_vault_options options;
     struct disk_buffer buffers[KV_GROUP_N];
     struct kv_vault *vault;
-    uint64_t next_us; /* when the vault wants its next turn */
-    bool is_asked;    /* since the last turn something was called */
+    struct kv_scrub *scrub; /* NULL: none */
+    uint64_t next_us;       /* when the vault wants its next turn */
+    bool is_asked;          /* since the last turn something was called */
 };
 
 struct vault_chain {
@@ -111,6 +113,13 @@ static inline void vr_open(struct vault_rig *rig) {
     assert_int_equal(vr_open_vault(rig), 0);
 }
 
+static inline void vr_open_scrub(struct vault_rig *rig, uint64_t bytes_per_s) {
+    struct kv_scrub_options options = {
+        .shelf = rig->shelf, .vault = rig->vault, .work = &rig->work, .bytes_per_s = bytes_per_s, .now_us = vr_now_us};
+
+    assert_int_equal(kv_scrub_open(&options, &rig->scrub), 0);
+}
+
 static inline void vr_use_faults(struct vault_rig *rig) {
     rig->faults = disk_faults_new();
     rig->options.wrap = disk_faults_wrap;
@@ -118,6 +127,8 @@ static inline void vr_use_faults(struct vault_rig *rig) {
 }
 
 static inline void vr_close_vault(struct vault_rig *rig) {
+    kv_scrub_close(rig->scrub);
+    rig->scrub = NULL;
     for (int i = 0; rig->vault && kv_vault_close(rig->vault) > 0; i++) {
         assert_true(i < 10000);
         workers_dispatch(rig->workers);
@@ -189,6 +200,11 @@ static inline void vr_check(const struct vault_rig *rig) {
 static inline void vr_turn(struct vault_rig *rig) {
     rig->is_asked = false;
     rig->next_us = kv_vault_turn(rig->vault);
+    if (rig->scrub) {
+        uint64_t next = kv_scrub_turn(rig->scrub, true);
+
+        rig->next_us = rig->next_us == 0 || (next != 0 && next < rig->next_us) ? next : rig->next_us;
+    }
     vr_check(rig);
 }
 

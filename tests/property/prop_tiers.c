@@ -24,6 +24,7 @@ struct world {
     struct kv_vault_flush flush;
     struct kv_vault_verify verify;
     bool is_flushing, is_verifying;
+    uint64_t n_scrubbed, n_scrubbed_before; /* slots of the disk; by the scrubber that runs */
     uint64_t n_hits, n_restored, n_failed, n_restarts, n_flips, n_flushed;
 };
 
@@ -156,6 +157,15 @@ static void change_a_byte(struct world *w) {
     w->n_flips++;
 }
 
+static void count_scrubbed(struct world *w) {
+    struct kv_scrub_stats stats;
+
+    kv_scrub_stats(w->rig.scrub, &stats);
+    w->n_scrubbed += stats.n_disk - w->n_scrubbed_before;
+    w->n_scrubbed_before = stats.n_disk;
+    KV_RIG_CHECK(stats.n_host_damaged == 0); /* nobody changes what lies in memory */
+}
+
 static void drain(struct world *w) {
     w->rig.refuses_copies = w->rig.refuses_work = false;
     for (int i = 0; i < 4; i++) { /* what waits for the breaker or for space, too */
@@ -163,6 +173,7 @@ static void drain(struct world *w) {
         tier_clock_us += 61000000;
     }
     tier_drain_of(&w->rig, true);
+    count_scrubbed(w);
     KV_RIG_CHECK(!w->is_flushing && !w->is_verifying);
     for (int i = 0; i < N_SEQS; i++) {
         struct user *u = &w->users[i];
@@ -193,6 +204,7 @@ static void close_and_open(struct world *w) {
     if (below(w, 4) == 0)
         kv_shelf_evict_bytes(w->rig.shelf, UINT64_MAX);
     tier_open_vault(&w->rig);
+    w->n_scrubbed_before = 0;
     w->n_restarts++;
 }
 
@@ -305,16 +317,17 @@ int main(int argc, char **argv) {
     }
     drain(&w);
     stats = tier_stats(&w.rig);
-    printf("%llu hits, %llu restored, %llu failed, %llu restarts, %llu changed bytes, %llu flushes; since the last "
+    printf("%llu hits, %llu restored, %llu failed, %llu restarts, %llu changed bytes, %llu flushes, %llu scrubbed; "
+           "since the last "
            "restart: "
            "%llu pages saved, %llu read, %llu damaged, %llu late, %llu lost, opened %llu times\n",
            (unsigned long long)w.n_hits, (unsigned long long)w.n_restored, (unsigned long long)w.n_failed,
            (unsigned long long)w.n_restarts, (unsigned long long)w.n_flips, (unsigned long long)w.n_flushed,
-           (unsigned long long)stats.n_saved_pages, (unsigned long long)stats.n_reads,
+           (unsigned long long)w.n_scrubbed, (unsigned long long)stats.n_saved_pages, (unsigned long long)stats.n_reads,
            (unsigned long long)stats.n_damaged, (unsigned long long)stats.n_read_late, (unsigned long long)stats.n_lost,
            (unsigned long long)stats.n_breaker_opened);
     fflush(stdout);
-    KV_RIG_CHECK(n_steps < N_STEPS || (w.n_restored > 50 && w.n_hits > 100 && w.n_restarts > 1));
+    KV_RIG_CHECK(n_steps < N_STEPS || (w.n_restored > 50 && w.n_hits > 100 && w.n_restarts > 1 && w.n_scrubbed > 20));
     for (int i = 0; i < N_SEQS; i++)
         kv_seq_deinit(&w.users[i].seq, &w.rig.kv);
     tier_close(&w.rig);
