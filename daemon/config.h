@@ -51,6 +51,7 @@ struct config {
         bool shared_prefixes;
         int share_per_uid;               /* percent */
         uint64_t scrub_bytes_per_second; /* 0: none */
+        int warm_up;                     /* percent of host_bytes */
     } kv;
     struct {
         int max_seqs, max_batch_tokens, prefill_chunk, queue_max;

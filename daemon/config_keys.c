@@ -130,6 +130,10 @@ const struct config_key config_keys[] = {
      .doc = "While nobody asks for anything, so much of what lies on disk and in host memory is read and held against "
             "its\n"
             "checksums, each page once a day at most; what is damaged is forgotten before it is asked for. 0: none."},
+    {"kv", "warm_up", CONFIG_INT, FIELD(kv.warm_up), "25", 0, 100, .unit = "percent",
+     .doc =
+         "How much of host memory is filled from disk after a start, with the prefixes that were written last, while\n"
+         "nobody asks for anything. 0: each prefix is read when it is asked for."},
 
     {"sched", "max_seqs", CONFIG_INT, FIELD(sched.max_seqs), "32", 1, 1024, .unit = "sequences",
      .doc =

@@ -59,6 +59,9 @@ enum metric {
     METRIC_SPILLS_SKIPPED, /* enum metric_spill */
     METRIC_RESTORES,       /* enum metric_restore */
     METRIC_RESTORED_BYTES,
+    METRIC_WARMING,
+    METRIC_WARMED_BYTES,
+    METRIC_WARMED_PREFIXES,
     METRIC_SCRUBBED, /* this and the next: enum metric_tier */
     METRIC_SCRUB_DAMAGED,
     METRIC_SCRUBBED_BYTES,

@@ -231,6 +231,7 @@ int pair_open_disk(struct pair *pair, const struct config *config, const struct 
                                        .work = work,
                                        .shelf = pair->shelf,
                                        .disk_bytes = config->kv.disk_bytes,
+                                       .warm_percent = (uint32_t)config->kv.warm_up,
                                        .share_percent = (uint32_t)config->kv.share_per_uid,
                                        .n_pages_max = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS),
                                        .n_pages_min = (uint32_t)config->kv.disk_min_tokens / PAGE_TOKENS,

@@ -14,7 +14,7 @@ struct tiers {
     uv_timer_t timer; /* the vault's next turn */
     struct watch *watch;
     struct { /* of which the log has told */
-        bool is_off, is_write_off, is_scanning;
+        bool is_off, is_write_off, is_scanning, is_warming;
         uint64_t n_damaged, n_host_damaged;
     } told;
 };
@@ -56,7 +56,7 @@ static int open_disk(struct service *service, struct report *report) {
                        service, report);
     if (r != 0)
         return r;
-    tiers->told.is_scanning = true;
+    tiers->told.is_scanning = tiers->told.is_warming = true;
     log_opened(service);
     r = watch_start(service->loop, kv_vault_fd(service->pair.vault), on_disk, service, &tiers->watch);
     return r == 0 ? 0 : report_error(report, r, "kv.disk_path: the loop cannot watch the disk: %s", strerror(-r));
@@ -120,6 +120,11 @@ static void tell(struct service *service) {
         log_line(&service->log, LOG_INFO, "disk.scanned", "segments=%u slots=%llu bad=%llu foreign=%llu",
                  stats.n_segments, (unsigned long long)stats.n_scanned, (unsigned long long)stats.n_scan_bad,
                  (unsigned long long)stats.n_scan_foreign);
+    if (stats.is_warming != tiers->told.is_warming && stats.warm_bytes > 0)
+        log_line(&service->log, LOG_INFO, "disk.warmed", "prefixes=%llu pages=%llu bytes=%llu ms=%llu",
+                 (unsigned long long)stats.n_warm_chains, (unsigned long long)stats.n_warm_pages,
+                 (unsigned long long)stats.warm_bytes, (unsigned long long)stats.warm_us / 1000);
+    tiers->told.is_warming = stats.is_warming;
     tiers->told.is_off = stats.is_off;
     tiers->told.is_write_off = stats.is_write_off;
     tiers->told.is_scanning = stats.is_scanning;
@@ -148,22 +153,24 @@ static bool is_idle(const struct service *service) {
     struct engine_view view;
 
     engine_look(service->pair.engine, &view);
-    return service->phase == SERVICE_SERVING && !service->errands && view.n_waiting + view.n_running == 0 &&
-           tiers_are_quiet(service);
+    return service->phase == SERVICE_SERVING && !service->errands && view.n_waiting + view.n_running == 0;
 }
 
 void tiers_turn(struct service *service) {
     struct pair *pair = &service->pair;
-    uint64_t next, now;
+    uint64_t next = 0, now;
 
     do {
         engine_turn(pair->engine);
     } while (pair->restores && kv_restores_turn(pair->restores));
     if (!pair->shelf)
         return;
-    next = pair->vault ? kv_vault_turn(pair->vault) : 0;
+    if (pair->vault) {
+        kv_vault_let_warm(pair->vault, is_idle(service));
+        next = kv_vault_turn(pair->vault);
+    }
     if (pair->scrub)
-        next = sooner(next, kv_scrub_turn(pair->scrub, is_idle(service)));
+        next = sooner(next, kv_scrub_turn(pair->scrub, is_idle(service) && tiers_are_quiet(service)));
     now = service_now_us();
     if (pair->vault)
         tell(service);
@@ -268,6 +275,9 @@ static void update_disk(struct service *service) {
     metrics_set(m, METRIC_DISK_BREAKER_OPENED, 0, (int64_t)s.n_breaker_opened);
     metrics_set(m, METRIC_DISK_BUDGET_BYTES, 0, s.budget_bytes == UINT64_MAX ? -1 : (int64_t)s.budget_bytes);
     metrics_set(m, METRIC_DISK_SCANNING, 0, s.is_scanning);
+    metrics_set(m, METRIC_WARMING, 0, s.is_warming);
+    metrics_set(m, METRIC_WARMED_BYTES, 0, (int64_t)s.warm_bytes);
+    metrics_set(m, METRIC_WARMED_PREFIXES, 0, (int64_t)s.n_warm_chains);
     metrics_set(m, METRIC_DISK_SCANNED, METRIC_SCANNED_ALL, (int64_t)s.n_scanned);
     metrics_set(m, METRIC_DISK_SCANNED, METRIC_SCANNED_BAD, (int64_t)s.n_scan_bad);
     metrics_set(m, METRIC_DISK_SCANNED, METRIC_SCANNED_FOREIGN, (int64_t)s.n_scan_foreign);

@@ -12,7 +12,7 @@ enum {
     PROBE_US = 30 * 1000 * 1000,
     WRITE_OFF_US = 30 * 1000 * 1000, /* then it is tried again */
     RETRY_US = 50 * 1000,
-    BLOCKS = 1 + 1 + 1 /* zeros, a file's head, the probe's */
+    BLOCKS = 1 + 1 + 1 + 1 /* zeros, a file's head, the probe's, a header */
 };
 
 static void on_blanked(struct disk_op *op);
@@ -35,6 +35,7 @@ static void init_ops(struct kv_vault *vault) {
         vault->syncs[i].vault = vault;
     for (int i = 0; i < VAULT_WRITES; i++)
         vault->writes[i].vault = vault;
+    vault_warm_init(vault, block + 3 * (size_t)vault->alignment);
     vault_read_init(vault);
     vault_scan_init(vault);
 }
@@ -476,6 +477,7 @@ uint64_t kv_vault_turn(struct kv_vault *vault) {
     vault_save_turn(vault);
     vault_sync_turn(vault);
     vault_verify_turn(vault);
+    vault_warm_turn(vault);
     blank_turn(vault);
     probe_turn(vault);
     next = disk_send(vault->disk, vault->options.now_us());
@@ -567,6 +569,7 @@ void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_sta
     ret_stats->is_off = vault->breaker.state != KV_BREAKER_CLOSED;
     ret_stats->is_write_off = vault->write_off_until_us != 0;
     ret_stats->is_scanning = vault->scan_state != VAULT_SCAN_DONE;
+    ret_stats->is_warming = kv_vault_is_warming(vault);
     ret_stats->n_to_blank = vault_n_to_blank(vault);
     disk_stats(vault->disk, &ret_stats->disk);
 }

@@ -43,6 +43,7 @@ struct kv_vault_options {
         uint32_t share;      /* percent of disk_bytes that it may take from the others */
     } group[KV_GROUP_N];
     uint32_t share_percent;       /* of what is stored of a group, that each user keeps; 0: there are no shares */
+    uint32_t warm_percent;        /* of the shelf, that is filled at open with what was written last; 0: nothing */
     uint32_t n_pages_max;         /* of a chain */
     uint32_t n_pages_min;         /* shorter chains are not kept, unless they must be */
     uint64_t write_bytes_per_day; /* beyond it only what must be kept is written; 0: no limit */
@@ -95,6 +96,10 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 
 /* What the folder held at open is not all known yet. */
 bool kv_vault_is_scanning(const struct kv_vault *vault);
+/* What the folder held is, or will be, brought onto the shelf, as far as that is wanted. */
+bool kv_vault_is_warming(const struct kv_vault *vault);
+/* Whether that may go on: not while anybody waits for something else. True at open. */
+void kv_vault_let_warm(struct kv_vault *vault, bool may);
 bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
 uint32_t kv_vault_uid(const struct kv_vault *vault, const struct kv_page_name *name,
                       enum kv_group group); /* it has it */
@@ -169,6 +174,8 @@ struct kv_vault_stats {
     uint32_t n_segments, n_segments_scanned, n_segments_foreign; /* those found at open */
     uint64_t n_scanned, n_scan_bad, n_scan_foreign;              /* slots */
     bool is_scanning;
+    uint64_t n_warm_chains, n_warm_pages, warm_bytes, warm_us; /* brought up at open: whole ones; of these and others */
+    bool is_warming;
     struct disk_stats disk;
 };
 void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_stats);

@@ -1,6 +1,7 @@
 /* vault_internal: the insides of a vault. vault.c: its life, its turns, what leaves; vault_folder.c: the files that were
  * there before; vault_segments.c: files, syncs;
- * vault_save.c: pages go down; vault_read.c: pages come up; vault_scan.c: what the folder held at open; vault_verify.c:
+ * vault_save.c: pages go down; vault_read.c: pages come up; vault_scan.c: what the folder held at open; vault_warm.c: what
+ * of that is brought up at once; vault_verify.c:
  * everything is read once, or a slot now and then. */
 #pragma once
 #include "breaker.h"
@@ -19,7 +20,8 @@ enum {
                 4,     /* a file, one to go, a probe, a check */
     VAULT_PURGES = 16, /* while the folder is read */
     VAULT_SUSPECTS = 32,
-    VAULT_NEAR_SLOTS = 2, /* on either side of one that could not be read */
+    VAULT_WARM_POINTS = 256, /* the chains of those written last may be brought up at start */
+    VAULT_NEAR_SLOTS = 2,    /* on either side of one that could not be read */
 };
 
 /* Headers of small slots are read with what lies between them: a disk that does few operations a second still reads much. */
@@ -99,6 +101,16 @@ struct vault_scan_read {
     void *block; /* [VAULT_SCAN_BYTES] */
     uint32_t first_slot, n_slots;
     uint32_t n_singly; /* still to be read one by one */
+};
+
+struct vault_warm_point { /* a restore point that the folder held */
+    uint32_t record;
+    uint64_t write_sequence;
+};
+
+struct vault_warm_read {
+    struct kv_vault *vault;
+    struct kv_vault_read read;
 };
 
 struct vault_segment {
@@ -217,6 +229,23 @@ struct kv_vault {
         int result;
     } verify;
 
+    /* vault_warm.c */
+    struct {
+        enum vault_warm_state { VAULT_WARM_GATHERING, VAULT_WARM_CHAINS, VAULT_WARM_OVER } state;
+        bool may; /* nobody waits for anything */
+        struct vault_warm_point points[VAULT_WARM_POINTS];
+        uint32_t n, next;      /* points; from this one on they are to be brought up, in this order */
+        uint32_t record, slot; /* of the page at hand; KV_NO_RECORD: there is none yet */
+        bool is_end;           /* it is the last of its chain */
+        bool is_out, has_header, has_failed;
+        struct disk_op op; /* reads its header */
+        void *block;
+        struct format_slot header;
+        struct vault_warm_read reads[KV_GROUP_N];
+        uint32_t n_out; /* of them */
+        uint64_t began_us;
+    } warm;
+
     struct kv_vault_stats stats; /* its counters */
 };
 
@@ -270,5 +299,8 @@ void vault_read_turn(struct kv_vault *vault);
 void vault_read_stop(struct kv_vault *vault); /* at close: what has come is not checked any more */
 void vault_scan_init(struct kv_vault *vault);
 void vault_scan_turn(struct kv_vault *vault);
+void vault_warm_init(struct kv_vault *vault, void *block);                               /* aligned, for a header */
+void vault_warm_found(struct kv_vault *vault, uint32_t record, uint64_t write_sequence); /* a restore point */
+void vault_warm_turn(struct kv_vault *vault);
 void vault_verify_turn(struct kv_vault *vault);
 void vault_suspect_near(struct kv_vault *vault, uint32_t record); /* it could not be read */

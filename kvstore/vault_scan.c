@@ -185,6 +185,8 @@ static void take_header(struct kv_vault *vault, uint32_t segment, uint32_t slot,
     }
     catalog_found(vault->catalog, record);
     segment_mark_taken(vault->segments, entry.group, entry.slot);
+    if (entry.group == KV_TARGET_STATE && memcmp(header.fingerprint, o->fingerprint, sizeof o->fingerprint) == 0)
+        vault_warm_found(vault, record, header.write_sequence);
 }
 
 static struct vault_scan_read *find_read(struct kv_vault *vault, uint32_t slot) {

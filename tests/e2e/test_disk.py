@@ -22,7 +22,7 @@ def tiers(daemon, tmp_path):
 
     def start(env=None, **settings):
         return daemon(env=env, **{"kv.host_bytes": "64MiB", "kv.disk_path": tmp_path / "cache", "kv.disk_bytes": "512MiB",
-                         "kv.disk_min_tokens": 64, "kv.restore": "always", **settings})
+                         "kv.disk_min_tokens": 64, "kv.restore": "always", "kv.warm_up": 0, **settings})
 
     return start
 
@@ -134,6 +134,26 @@ def damage(path, where):
                 os.pwrite(f.fileno(), bytes([byte[0] ^ 0x40]), spot)
                 n += 1
     return n
+
+
+def test_after_a_start_what_was_written_last_comes_from_host_memory(tiers):
+    ids = TEXT[:700]
+    one = tiers()
+    with one.connect() as client:
+        cold = generate(client, ids)
+    one.stop()
+    one = tiers(**{"kv.warm_up": 25})
+    deadline = time.monotonic() + 20
+    while one.metrics()["spillway_warming"] != 0:
+        assert time.monotonic() < deadline, "it is still being brought up"
+        time.sleep(0.05)
+    before = one.metrics()
+    assert before["spillway_warmed_prefixes_total"] > 0 and "disk.warmed" in one.log()
+    with one.connect() as client:
+        warm = generate(client, ids)
+        assert usage(warm) == {"device": 0, "host": 640, "disk": 0}
+        assert warm["ids"] == cold["ids"]
+    assert one.metrics()["spillway_disk_read_bytes_total"] == before["spillway_disk_read_bytes_total"]
 
 
 def test_damage_is_found_before_anybody_asks(tiers, tmp_path):

@@ -20,7 +20,7 @@ NOTHING = {"device": 0, "host": 0, "disk": 0}
 @pytest.fixture
 def disk(tmp_path):
     return {"kv.disk_path": tmp_path / "kv", "kv.disk_bytes": "256MiB", "kv.host_bytes": "64MiB", "kv.restore": "always",
-            "kv.disk_min_tokens": 64}
+            "kv.disk_min_tokens": 64, "kv.warm_up": 0}
 
 
 def turn(client, name, ids, n=24, **params):
