@@ -473,6 +473,10 @@ struct backend {
     int (*event_record)(struct stream *stream, struct event *event);
     int (*event_wait)(struct stream *stream,
                       struct event *event); /* for the latest record made before this call; none: no wait */
+    int (*event_wait_counted)(
+        struct stream *stream, struct event *event,
+        uint64_t *n_late); /* the same; adds 1, atomically, if the stream comes to it too early and
+                                                    has to wait. A backend that cannot tell adds nothing */
     int (*copy)(struct stream *stream, void *dst, const void *src,
                 size_t bytes);                         /* any of device and MEM_HOST memory */
     int (*notify)(struct stream *stream, int eventfd); /* adds 1 to the eventfd once all work before it is done */

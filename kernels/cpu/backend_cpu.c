@@ -205,6 +205,7 @@ const struct backend backend_cpu = {
     .event_free = cpu_event_free,
     .event_record = cpu_event_record,
     .event_wait = cpu_event_wait,
+    .event_wait_counted = cpu_event_wait_counted,
     .copy = cpu_copy,
     .notify = cpu_notify,
 

@@ -212,6 +212,12 @@ static int cuda_event_wait(struct stream *stream, struct event *event) {
     return cuda_result(stream->device, cudaStreamWaitEvent(stream->cuda, event->cuda, 0));
 }
 
+/* Nothing on the device tells how long a wait was. */
+static int cuda_event_wait_counted(struct stream *stream, struct event *event, uint64_t *n_late) {
+    (void)n_late;
+    return cuda_event_wait(stream, event);
+}
+
 static int cuda_copy(struct stream *stream, void *dst, const void *src, size_t bytes) {
     if (stream->kind == STREAM_NOTIFY)
         return -EINVAL;
@@ -273,6 +279,7 @@ const struct backend backend_cuda = {
     .event_free = cuda_event_free,
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
+    .event_wait_counted = cuda_event_wait_counted,
     .copy = cuda_copy,
     .notify = cuda_notify,
 
