@@ -461,6 +461,10 @@ struct backend {
                      void **ret_ptr); /* zeroed, 64-byte aligned or better */
     void (*mem_free)(struct device *device, enum mem_kind kind, void *ptr, size_t bytes);
 
+    /* What lies there is lost, and the system has the memory behind it until it is written again. ptr and bytes: whole pages
+     * of 4 KiB inside what mem_alloc gave. -ENOTSUP: this memory cannot be given back in part. */
+    int (*mem_discard)(struct device *device, enum mem_kind kind, void *ptr, size_t bytes);
+
     int (*weight_pack)(struct device *device, const struct weight_desc *desc,
                        struct weight **ret_weight); /* synchronous: load time only */
     void (*weight_free)(struct device *device, struct weight *weight);

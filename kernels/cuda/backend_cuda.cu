@@ -144,6 +144,15 @@ static void cuda_mem_free(struct device *device, enum mem_kind kind, void *ptr, 
         cudaFree(ptr);
 }
 
+/* Pinned memory goes as it came: whole. */
+static int cuda_mem_discard(struct device *device, enum mem_kind kind, void *ptr, size_t bytes) {
+    (void)device;
+    (void)kind;
+    (void)ptr;
+    (void)bytes;
+    return -ENOTSUP;
+}
+
 /* ---- streams and events ------------------------------------------------------------------------------------------- */
 
 static void cuda_stream_close(struct stream *stream) {
@@ -268,6 +277,7 @@ const struct backend backend_cuda = {
 
     .mem_alloc = cuda_mem_alloc,
     .mem_free = cuda_mem_free,
+    .mem_discard = cuda_mem_discard,
 
     .weight_pack = cuda_weight_pack,
     .weight_free = cuda_weight_free,
