@@ -359,6 +359,9 @@ static void look_at_streaming(const struct engine *engine, struct engine_view *v
     streamer_stats(engine->streamer, &stats);
     view->streamed_bytes = stats.bytes;
     view->n_fences = stats.n_fences;
+    view->n_late = stats.n_late;
+    view->n_streamed_passes = stats.n_passes;
+    view->streamed_pass_bytes = stats.pass_bytes;
     if (engine->streaming) {
         const struct seq_pages *pages = &engine->pages[engine->streaming->slot];
 

@@ -58,7 +58,9 @@ struct engine_view { /* for health and statistics */
     uint64_t waits_since_us;               /* when the device began with the plan that it is at; 0: none is out */
     uint32_t n_device_pages, n_host_pages; /* of target_full: the most one seq can have there, and beside that */
     uint32_t n_streamed, n_stays;          /* pages of the seq that streams: in host memory, on the device */
-    uint64_t streamed_bytes, n_fences;     /* since open: struct streamer_stats */
+    uint32_t n_ring_pages;                 /* of one layer, that its ring holds at a time; 0: nobody can stream */
+    uint64_t streamed_bytes, n_fences, n_late, n_streamed_passes, streamed_pass_bytes; /* struct streamer_stats */
+    double link_bytes_per_us; /* from host memory to the device, as measured at the start; 0: nobody can stream */
     double draft_min_accept;
     int error; /* 0, or why the device is lost */
 };

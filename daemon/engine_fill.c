@@ -567,13 +567,29 @@ static bool is_in_cycle(const struct seq *seq, const struct plan *plan) {
     return false;
 }
 
+/* Of pages that stay beside its share on the device, one at a time comes or goes; while others run, or want to, none stays. */
+static void steer(struct engine *engine, struct plan *plan, struct seq *seq) {
+    struct seq_pages *pages = &engine->pages[seq->slot];
+    bool has_all = is_alone(engine) && engine->waiting.n == 0;
+    struct streamer_stats stats;
+
+    streamer_stats(engine->streamer, &stats);
+    residency_steer(&engine->steering, &engine->residency, stats.n_passes, stats.n_fences, stats.n_late);
+    if (!pages_steer(pages, has_all ? engine->steering.n_more : 0, &plan->work.before))
+        return;
+    seq->last_plan = engine->steered_plan = plan->id;
+    plan->work.moves_pages_out |= pages->move == PAGES_MOVE_OUT;
+}
+
 /* Which pages the passes find in host memory. */
 static void add_streamed(struct engine *engine, struct plan *plan) {
-    const struct seq *seq = engine->streaming;
+    struct seq *seq = engine->streaming;
     struct device_work *work = &plan->work;
 
     if (!seq || pages_n_streamed(&engine->pages[seq->slot]) == 0)
         return;
+    if (has_place(seq) && !plan_is_empty(plan))
+        steer(engine, plan, seq);
     plan_set_streamed(plan, &engine->pages[seq->slot]);
     work->prefill_streamed.n_seqs = is_in_parts(seq, plan->prefill, plan->n_prefill);
     work->rerun_streamed.n_seqs = is_in_parts(seq, plan->replay, plan->n_replay);

@@ -20,6 +20,8 @@ struct engine {
     struct tables tables;
     struct streamer *streamer; /* NULL: no seq streams */
     struct residency residency;
+    struct residency_steering steering;
+    uint64_t steered_plan;   /* in which a page of its moves; 0: none does */
     struct seq *streaming;   /* who streams: its place has the ring; NULL: nobody */
     struct seq_pages *pages; /* [n_places] */
     struct seq **at_slot;    /* [n_places] who runs there */

@@ -138,6 +138,8 @@ static void end_restores(struct engine *engine, const struct plan *plan) {
 
 void engine_reap(struct engine *engine, struct plan *plan) {
     end_restores(engine, plan);
+    if (engine->streaming && engine->steered_plan == plan->id)
+        pages_steered(&engine->pages[engine->streaming->slot]);
     if (plan->n_prefill > 0 && plan->work.restore.error != 0)
         drop_given(engine, plan);
     else if (plan->n_prefill > 0)

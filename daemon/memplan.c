@@ -306,6 +306,10 @@ uint64_t memplan_step_bytes(const struct memplan *plan) {
            plan->model.slot_bytes[KV_TARGET_FULL];
 }
 
+uint64_t memplan_token_bytes(const struct memplan *plan) {
+    return plan->model.slot_bytes[KV_TARGET_FULL] / PAGE_TOKENS;
+}
+
 /* ---- printing ----------------------------------------------------------------------------------------------------- */
 
 __attribute__((format(printf, 2, 3))) static void add_line(struct text *out, const char *format, ...) {
@@ -382,8 +386,11 @@ void memplan_print(const struct memplan *plan, struct text *out) {
     add_line(out, "%-37s %12d  tokens of one sequence", "max_context", plan->max_context);
     if (plan->region_spans > 0) {
         format_bytes(memplan_step_bytes(plan), words);
-        add_line(out, "%-37s %12s  from host memory in each step of the longest; none up to %" PRId64 " tokens",
-                 "streamed", words, (int64_t)(plan->n_slots[KV_TARGET_FULL] - 1) * PAGE_TOKENS);
+        add_line(out,
+                 "%-37s %12s  from host memory in each step of the longest: %" PRIu64 " tokens of %" PRIu64
+                 " bytes; none up to %" PRId64 " tokens",
+                 "streamed", words, memplan_step_bytes(plan) / memplan_token_bytes(plan), memplan_token_bytes(plan),
+                 (int64_t)(plan->n_slots[KV_TARGET_FULL] - 1) * PAGE_TOKENS);
     }
     if (plan->notice[0])
         add_line(out, "notice: %s", plan->notice);

@@ -58,6 +58,7 @@ enum { MEMPLAN_DISK_PAGES_SHARE = 75, MEMPLAN_DISK_STATES_SHARE = 20, MEMPLAN_DI
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group);
 /* What each step of the longest context brings from host memory; 0: the device holds it. */
 uint64_t memplan_step_bytes(const struct memplan *plan);
+uint64_t memplan_token_bytes(const struct memplan *plan); /* of them, a token has so many */
 /* The table for people. */
 void memplan_print(const struct memplan *plan, struct text *out);
 /* And what the tiers below hold, those of 0 bytes left out. */

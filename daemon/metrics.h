@@ -48,13 +48,22 @@ enum metric {
     METRIC_STREAMING_PAGES, /* enum metric_tier */
     METRIC_STREAMED_BYTES,
     METRIC_STREAM_FENCES,
+    METRIC_STREAM_LATE_FENCES,
+    METRIC_STREAM_PASSES,
+    METRIC_STREAM_PASS_BYTES,
+    METRIC_STREAM_RESIDENT_PERCENT,
+    METRIC_STREAM_RING_PERCENT,
     METRIC_SHARE_USERS, /* this and the next: enum metric_tier */
     METRIC_SHARE_KEPT,
-    METRIC_HOST_SLOTS, /* this and the next four: enum kv_group */
+    METRIC_HOST_SLOTS, /* this and the next five: enum kv_group */
     METRIC_HOST_CLEAN,
     METRIC_HOST_FILLING,
     METRIC_HOST_PINNED,
     METRIC_HOST_EVICTIONS,
+    METRIC_HOST_AWAY,
+    METRIC_PRESSURE_EVENTS,
+    METRIC_PRESSURE_GIVEN_BYTES,
+    METRIC_PRESSURE_GAVE_NONE,
     METRIC_SPILLED_BYTES,
     METRIC_SPILLS_SKIPPED, /* enum metric_spill */
     METRIC_RESTORES,       /* enum metric_restore */

@@ -247,7 +247,7 @@ void pages_begin_streaming(struct seq_pages *p, int n_pages) {
 
     assert(p->is_large && p->n_published <= p->residency.head);
     p->streams = true;
-    p->first_streamed = p->end_streamed = max_int(p->n_published, head);
+    p->first_streamed = p->end_streamed = p->first_steered = max_int(p->n_published, head);
 }
 
 /* What names a slot of the shelf that only its owner shall find: no key is like this. */
@@ -261,17 +261,13 @@ static struct kv_page_name private_name(const struct seq_pages *p, int page) {
     return name;
 }
 
-/* The oldest page that may go moves to host memory: behind all that wrote it, before all that may write its slot, which the
- * seq itself fills next. False: none may go, or host memory is full. */
-static bool move_out(struct seq_pages *p, int len, struct device_copies *copies, uint32_t *ret_slot) {
+/* To host memory: behind all that wrote it, before all that may write its slot. False: host memory is full. */
+static bool move_page_out(struct seq_pages *p, int page, struct device_copies *copies, uint32_t *ret_slot) {
     int32_t *row = tables_pages(p->tables, KV_TARGET_FULL, p->slot);
     size_t page_bytes = p->tables->view.target_full.page_bytes;
-    int page = p->end_streamed;
     struct kv_page_name name = private_name(p, page);
     void *payload;
 
-    if (!p->streams || page >= len / PAGE_TOKENS)
-        return false;
     if (kv_shelf_reserve(p->shelf, &name, KV_TARGET_FULL, &p->streamed_records[page], &payload) != 0)
         return false;
     assert(p->own[page] & 1u << KV_TARGET_FULL);
@@ -280,8 +276,62 @@ static bool move_out(struct seq_pages *p, int len, struct device_copies *copies,
     device_copies_add(copies, payload, (char *)p->tables->view.target_full.arena + *ret_slot * page_bytes, page_bytes);
     p->own[page] &= (uint8_t) ~(1u << KV_TARGET_FULL);
     row[page] = streamer_entry(p->tables->view.streamer, 0, page);
+    return true;
+}
+
+/* The oldest page that may go; the seq itself fills its slot next. False: none may go, or host memory is full. */
+static bool move_out(struct seq_pages *p, int len, struct device_copies *copies, uint32_t *ret_slot) {
+    if (!p->streams || p->end_streamed >= len / PAGE_TOKENS || !move_page_out(p, p->end_streamed, copies, ret_slot))
+        return false;
     p->end_streamed++;
     return true;
+}
+
+enum { STEER_FREE_PAGES_MIN = 2 /* are left to others */ };
+
+static bool move_back_in(struct seq_pages *p, struct device_copies *copies) {
+    size_t page_bytes = p->tables->view.target_full.page_bytes;
+    int page = p->first_streamed;
+    uint32_t slot;
+
+    if (page == p->end_streamed || kv_store_n_available(p->store, KV_TARGET_FULL) <= STEER_FREE_PAGES_MIN ||
+        kv_store_take(p->store, KV_TARGET_FULL, &slot) != 0)
+        return false;
+    device_copies_add(copies, (char *)p->tables->view.target_full.arena + slot * page_bytes, p->streamed[page],
+                      page_bytes);
+    p->own[page] |= (uint8_t)(1u << KV_TARGET_FULL);
+    tables_pages(p->tables, KV_TARGET_FULL, p->slot)[page] = (int32_t)slot;
+    p->move_record = p->streamed_records[page];
+    p->first_streamed++;
+    return true;
+}
+
+/* Its slot may be another's only when the copy is done. */
+static bool move_back_out(struct seq_pages *p, struct device_copies *copies) {
+    if (!move_page_out(p, p->first_streamed - 1, copies, &p->move_slot))
+        return false;
+    p->first_streamed--;
+    return true;
+}
+
+bool pages_steer(struct seq_pages *p, int n_more, struct device_copies *copies) {
+    int n = p->first_streamed - p->first_steered, page = p->first_streamed - (n > n_more);
+
+    if (!p->streams || p->move != PAGES_STILL || n == n_more)
+        return false;
+    if (!(n < n_more ? move_back_in(p, copies) : move_back_out(p, copies)))
+        return false;
+    p->move = n < n_more ? PAGES_MOVE_IN : PAGES_MOVE_OUT;
+    tables_push_pages(p->tables, copies, KV_TARGET_FULL, p->slot, page, 1);
+    return true;
+}
+
+void pages_steered(struct seq_pages *p) {
+    if (p->move == PAGES_MOVE_IN)
+        kv_shelf_abandon(p->shelf, p->move_record, KV_TARGET_FULL);
+    else if (p->move == PAGES_MOVE_OUT)
+        kv_store_give(p->store, KV_TARGET_FULL, p->move_slot);
+    p->move = PAGES_STILL;
 }
 
 static int take_target(struct seq_pages *p, int len, struct device_copies *copies, uint32_t *ret_slot) {
@@ -411,7 +461,7 @@ static bool publish_page(struct seq_pages *p, const struct seq_keys *keys, int p
 }
 
 void pages_publish(struct seq_pages *p, const struct seq_keys *keys, int n_tokens, uint32_t state_slot) {
-    int n = n_tokens / PAGE_TOKENS, n_most = p->streams ? p->first_streamed : p->is_large ? p->residency.head : n;
+    int n = n_tokens / PAGE_TOKENS, n_most = p->streams ? p->first_steered : p->is_large ? p->residency.head : n;
     bool taken = false;
 
     assert(n <= keys->n_pages);
@@ -435,10 +485,11 @@ void pages_end(struct seq_pages *p) {
                 give_page(p, group, i);
         p->n_pages[group] = 0;
     }
+    pages_steered(p);
     for (int i = p->first_streamed; i < p->end_streamed; i++)
         kv_shelf_abandon(p->shelf, p->streamed_records[i], KV_TARGET_FULL);
     p->streams = false;
-    p->first_streamed = p->end_streamed = 0;
+    p->first_streamed = p->end_streamed = p->first_steered = 0;
     give_state(p, &p->live);
     give_state(p, &p->rolling);
     give_state(p, &p->held);

@@ -34,7 +34,10 @@ struct seq_pages { /* one for each place, made at start */
     bool is_large; /* it may come to stream: what it may then have to move is not published */
     bool streams;
     int first_streamed, end_streamed;
-    const void **streamed;      /* [n_pages_max] where the bytes of those pages lie */
+    int first_steered; /* where first_streamed began: what lies between the two came back, and may go again */
+    enum { PAGES_STILL, PAGES_MOVE_IN, PAGES_MOVE_OUT } move; /* of one page, on its way */
+    uint32_t move_record, move_slot;                          /* what it leaves, to be given back then */
+    const void **streamed;                                    /* [n_pages_max] where the bytes of those pages lie */
     uint32_t *streamed_records; /* [n_pages_max] of the shelf: reserved, and found by nobody */
 };
 
@@ -71,6 +74,10 @@ void pages_publish_restored(struct seq_pages *pages, const struct seq_keys *keys
 
 /* From now on the seq, which is large and wants n_pages of target_full, streams. */
 void pages_begin_streaming(struct seq_pages *pages, int n_pages);
+/* Moves one page, if none is on its way, towards n_more pages on the device than it began with; true: one is now, with the
+ * copies' plan. False: it is as wanted, or there is no room. */
+bool pages_steer(struct seq_pages *pages, int n_more, struct device_copies *copies);
+void pages_steered(struct seq_pages *pages); /* that plan is done; or no page is on its way */
 static inline int pages_n_streamed(const struct seq_pages *pages) {
     return pages->end_streamed - pages->first_streamed;
 }

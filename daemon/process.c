@@ -306,6 +306,21 @@ static int begin_serving(struct process *p) {
     return r == 0 ? 0 : report_error(&p->load_report, r, "the loop cannot be set up: %s", strerror(-r));
 }
 
+/* What the steps of a context that the device does not hold cost at the least. */
+static void log_streaming(struct service *service) {
+    const struct memplan *plan = &service->pair.plan;
+    uint64_t bytes = memplan_step_bytes(plan), token_bytes = memplan_token_bytes(plan);
+    struct engine_view view;
+
+    if (bytes == 0)
+        return;
+    engine_look(service->pair.engine, &view);
+    log_line(&service->log, LOG_INFO, "streaming",
+             "context=%d n_tokens=%llu token_bytes=%llu step_bytes=%llu link_mb_per_s=%.0f step_floor_ms=%.1f",
+             plan->max_context, (unsigned long long)(bytes / token_bytes), (unsigned long long)token_bytes,
+             (unsigned long long)bytes, view.link_bytes_per_us, (double)bytes / view.link_bytes_per_us / 1000);
+}
+
 static void log_loaded(struct process *p) {
     struct service *service = &p->service;
     const struct pair *pair = &service->pair;
@@ -319,6 +334,7 @@ static void log_loaded(struct process *p) {
              pair->draft_name, pair->backend->name, pair->backend->caps(pair->device)->kernel_path,
              pair->plan.max_context, pair->plan.max_seqs, pair->plan.n_slots[KV_TARGET_FULL] - 1,
              pair->plan.n_restore_points, (unsigned long long)(service_now_us() - service->started_us) / 1000);
+    log_streaming(service);
 }
 
 static void on_loaded(uv_work_t *work, int status) {

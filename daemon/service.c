@@ -94,6 +94,10 @@ static void update_server(struct service *service) {
     metrics_set(m, METRIC_WRITTEN_BYTES, 0, (int64_t)s.out_bytes);
 }
 
+static int64_t percent(uint64_t n, uint64_t of) {
+    return of > 0 ? (int64_t)(100 * n / of) : 0;
+}
+
 static void update_engine(struct service *service) {
     const struct config *config = &service->config;
     struct metrics *m = &service->metrics;
@@ -115,6 +119,11 @@ static void update_engine(struct service *service) {
     metrics_set(m, METRIC_STREAMING_PAGES, METRIC_TIER_HOST, v.n_streamed);
     metrics_set(m, METRIC_STREAMED_BYTES, 0, (int64_t)v.streamed_bytes);
     metrics_set(m, METRIC_STREAM_FENCES, 0, (int64_t)v.n_fences);
+    metrics_set(m, METRIC_STREAM_LATE_FENCES, 0, (int64_t)v.n_late);
+    metrics_set(m, METRIC_STREAM_PASSES, 0, (int64_t)v.n_streamed_passes);
+    metrics_set(m, METRIC_STREAM_PASS_BYTES, 0, (int64_t)v.streamed_pass_bytes);
+    metrics_set(m, METRIC_STREAM_RESIDENT_PERCENT, 0, percent(v.n_stays, v.n_stays + v.n_streamed));
+    metrics_set(m, METRIC_STREAM_RING_PERCENT, 0, min_int(100, (int)percent(v.n_streamed, v.n_ring_pages)));
 }
 
 static void update_store(struct service *service) {

@@ -31,6 +31,7 @@ struct service {
     struct pair_progress progress;
     struct pair pair;           /* from SERVING on */
     struct sessions *sessions;  /* from SERVING on */
+    struct pressure *pressure;  /* NULL: there is no host tier, or nothing to watch */
     struct tiers *tiers;        /* NULL without a disk tier */
     struct cache_folder folder; /* zero without a disk tier, as are the next ones */
     struct session_names session_names;

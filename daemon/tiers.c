@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <uv.h>
 
+#include "pressure.h"
 #include "service.h"
 #include "uvwork.h"
 #include "watch.h"
@@ -48,6 +50,46 @@ static void log_opened(struct service *service) {
              stats.disk.has_registered_buffers);
 }
 
+/* ---- short of memory ------------------------------------------------------------------------------------------------ */
+
+enum { QUIET_MS = 60 * 1000 };
+
+static void on_pressure_changed(void *user, const struct pressure_stats *stats) {
+    struct service *service = user;
+
+    log_line(&service->log, stats->is_short ? LOG_WARN : LOG_INFO, stats->is_short ? "pressure.short" : "pressure.over",
+             "events=%llu away_bytes=%llu given_bytes=%llu kv.host_bytes=%llu", (unsigned long long)stats->n_events,
+             (unsigned long long)stats->away_bytes, (unsigned long long)stats->given_bytes,
+             (unsigned long long)service->config.kv.host_bytes);
+}
+
+/* Best effort: where the kernel does not tell, nothing is given back, and the log says so once. */
+static void watch_pressure(struct service *service) {
+    struct pressure_options options = {.loop = service->loop,
+                                       .shelf = service->pair.shelf,
+                                       .vault = service->pair.vault,
+                                       .quiet_ms = QUIET_MS,
+                                       .on_change = on_pressure_changed,
+                                       .user = service};
+    char path[4200] = "";
+    int r;
+
+    r = pressure_path(path, sizeof path);
+    if (r == 0)
+        r = options.fd = pressure_trigger(path);
+    if (r >= 0) {
+        r = pressure_start(&options, &service->pressure);
+        if (r != 0)
+            close(options.fd);
+    }
+    if (r < 0)
+        log_line(&service->log, LOG_INFO, "pressure.unwatched", "path=%s reason=%s", path, strerror(-r));
+    else
+        log_line(&service->log, LOG_INFO, "pressure.watched", "path=%s", path);
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------------- */
+
 static int open_disk(struct service *service, struct report *report) {
     struct tiers *tiers = service->tiers;
     int r;
@@ -78,12 +120,17 @@ int tiers_open(struct service *service, struct report *report) {
     if (r != 0)
         return r;
     r = pair_open_scrub(&service->pair, &service->config, &tiers->work, service_now_us);
-    return r == 0 ? 0 : report_error(report, r, "tiers: out of memory");
+    if (r != 0)
+        return report_error(report, r, "tiers: out of memory");
+    watch_pressure(service);
+    return 0;
 }
 
 void tiers_stop(struct service *service) {
     struct tiers *tiers = service->tiers;
 
+    pressure_stop(service->pressure);
+    service->pressure = NULL;
     if (!tiers)
         return;
     if (tiers->watch)
@@ -163,6 +210,7 @@ void tiers_turn(struct service *service) {
     do {
         engine_turn(pair->engine);
     } while (pair->restores && kv_restores_turn(pair->restores));
+    pressure_turn(service->pressure);
     if (!pair->shelf)
         return;
     if (pair->vault) {
@@ -203,6 +251,7 @@ static void update_host(struct service *service) {
     const struct pair *pair = &service->pair;
     struct kv_restores_stats restores;
     struct kv_spill_stats spill;
+    struct pressure_stats pressure;
 
     for (int g = 0; g < KV_GROUP_N; g++) {
         struct kv_shelf_group_stats group;
@@ -213,6 +262,13 @@ static void update_host(struct service *service) {
         metrics_set(m, METRIC_HOST_FILLING, g, group.n_filling);
         metrics_set(m, METRIC_HOST_PINNED, g, group.n_pinned);
         metrics_set(m, METRIC_HOST_EVICTIONS, g, (int64_t)group.n_evicted);
+        metrics_set(m, METRIC_HOST_AWAY, g, group.n_away);
+    }
+    if (service->pressure) {
+        pressure_stats(service->pressure, &pressure);
+        metrics_set(m, METRIC_PRESSURE_EVENTS, 0, (int64_t)pressure.n_events);
+        metrics_set(m, METRIC_PRESSURE_GIVEN_BYTES, 0, (int64_t)pressure.given_bytes);
+        metrics_set(m, METRIC_PRESSURE_GAVE_NONE, 0, (int64_t)pressure.n_gave_none);
     }
     tiers_update_share(m, METRIC_TIER_HOST, kv_shelf_share(pair->shelf));
     kv_spill_stats(pair->spill, &spill);

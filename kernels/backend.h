@@ -461,6 +461,10 @@ struct backend {
                      void **ret_ptr); /* zeroed, 64-byte aligned or better */
     void (*mem_free)(struct device *device, enum mem_kind kind, void *ptr, size_t bytes);
 
+    /* What lies there is lost, and the system has the memory behind it until it is written again. ptr and bytes: whole pages
+     * of 4 KiB inside what mem_alloc gave. -ENOTSUP: this memory cannot be given back in part. */
+    int (*mem_discard)(struct device *device, enum mem_kind kind, void *ptr, size_t bytes);
+
     int (*weight_pack)(struct device *device, const struct weight_desc *desc,
                        struct weight **ret_weight); /* synchronous: load time only */
     void (*weight_free)(struct device *device, struct weight *weight);
@@ -473,6 +477,10 @@ struct backend {
     int (*event_record)(struct stream *stream, struct event *event);
     int (*event_wait)(struct stream *stream,
                       struct event *event); /* for the latest record made before this call; none: no wait */
+    int (*event_wait_counted)(
+        struct stream *stream, struct event *event,
+        uint64_t *n_late); /* the same; adds 1, atomically, if the stream comes to it too early and
+                                                    has to wait. A backend that cannot tell adds nothing */
     int (*copy)(struct stream *stream, void *dst, const void *src,
                 size_t bytes);                         /* any of device and MEM_HOST memory */
     int (*notify)(struct stream *stream, int eventfd); /* adds 1 to the eventfd once all work before it is done */

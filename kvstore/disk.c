@@ -440,6 +440,13 @@ void disk_stats(const struct disk *disk, struct disk_stats *ret_stats) {
     ret_stats->buffers_error = disk->facts.buffers_error;
 }
 
+bool disk_forget_buffers(struct disk *disk) {
+    for (uint32_t q = 0; disk->stats.n_out == 0 && q < disk->n_queues; q++)
+        if (disk->queues[q]->table->forget_buffers)
+            disk->queues[q]->table->forget_buffers(disk->queues[q]);
+    return !disk->facts.has_registered_buffers;
+}
+
 /* ---- open and close ---------------------------------------------------------------------------------------------- */
 
 static void disk_free(struct disk *disk) {

@@ -96,6 +96,9 @@ uint64_t disk_tick(struct disk *disk, uint64_t now_us);
  * nobody back. Returns as disk_tick(). */
 uint64_t disk_send(struct disk *disk, uint64_t now_us);
 
+/* From now on the kernel holds no buffer but those of operations that are out. False: some are out now, or it does not let go. */
+bool disk_forget_buffers(struct disk *disk);
+
 bool disk_segment_exists(const struct disk *disk, uint32_t segment);
 
 /* What addresses, offsets and lengths must be multiples of; DISK_ALIGN_MIN if the disk is not direct. */

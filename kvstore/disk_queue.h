@@ -32,7 +32,8 @@ struct disk_queue_table {
                    uint64_t id); /* its result comes, sooner if that can be. Unknown: nothing */
     bool (*reap)(struct disk_queue *queue, uint64_t *ret_id, int *ret_result); /* false: none now */
     void (*set_file)(struct disk_queue *queue, uint32_t segment, int fd);      /* -1: no such segment any more */
-    void (*close)(struct disk_queue *queue);                                   /* nothing is out */
+    void (*forget_buffers)(struct disk_queue *queue); /* unregisters them; nothing is out. NULL: it knows none */
+    void (*close)(struct disk_queue *queue);          /* nothing is out */
 };
 
 struct disk_queue {

@@ -209,6 +209,15 @@ static void uring_set_file(struct disk_queue *queue, uint32_t segment, int fd) {
         uring->facts->has_registered_files = false;
 }
 
+static void uring_forget_buffers(struct disk_queue *queue) {
+    struct uring *uring = container_of(queue, struct uring, queue);
+
+    if (uring->n_buffers == 0 || io_uring_unregister_buffers(&uring->ring) != 0)
+        return;
+    uring->n_buffers = 0;
+    uring->facts->has_registered_buffers = false;
+}
+
 static void uring_close(struct disk_queue *queue) {
     uring_free(container_of(queue, struct uring, queue));
 }
@@ -219,6 +228,7 @@ static const struct disk_queue_table uring_table = {
     .cancel = uring_cancel,
     .reap = uring_reap,
     .set_file = uring_set_file,
+    .forget_buffers = uring_forget_buffers,
     .close = uring_close,
 };
 

@@ -41,6 +41,8 @@ struct shelf_group {
     char *arena; /* in it, aligned */
     size_t payload_bytes, slot_bytes;
     uint32_t n_filling, n_clean, n_pinned;
+    uint32_t *away; /* [n_slots] slots whose memory the system has */
+    uint32_t n_away;
     uint64_t n_evicted;
 };
 
@@ -51,6 +53,10 @@ struct kv_shelf {
     struct shelf_record *records;
     uint32_t *table; /* first record of each chain, or KV_NO_RECORD */
     uint32_t table_mask;
+    struct {
+        uint32_t record;
+        enum kv_group group;
+    } * aside; /* [n_records] while memory is given back: what may not go */
     uint64_t tick;
     struct kv_share share; /* a record is held in the groups in which it has a slot */
     struct shelf_group group[KV_GROUP_N];
@@ -73,6 +79,10 @@ static int open_group(struct kv_shelf *shelf, const struct kv_shelf_options *opt
     r = kv_pool_init(&group->pool, n_slots, 0);
     if (r == 0)
         r = kv_evict_init(&group->evict, n_slots > 0 ? n_records : 0);
+    if (r == 0) {
+        group->away = calloc((size_t)n_slots + 1, sizeof *group->away);
+        r = group->away ? 0 : -ENOMEM;
+    }
     if (r == 0 && n_slots > 0) {
         r = shelf->backend->mem_alloc(shelf->device, MEM_HOST, group->memory_bytes, &memory);
         if (r == 0) {
@@ -102,7 +112,8 @@ int kv_shelf_open(const struct kv_shelf_options *options, struct kv_shelf **ret_
     if (r == 0) {
         shelf->records = calloc(n_records + 1, sizeof *shelf->records);
         shelf->table = malloc(n_table * sizeof *shelf->table);
-        r = shelf->records && shelf->table ? 0 : -ENOMEM;
+        shelf->aside = calloc(n_records + 1, sizeof *shelf->aside);
+        r = shelf->records && shelf->table && shelf->aside ? 0 : -ENOMEM;
     }
     for (uint64_t i = 0; r == 0 && i < n_table; i++)
         shelf->table[i] = KV_NO_RECORD;
@@ -120,6 +131,7 @@ void kv_shelf_close(struct kv_shelf *shelf) {
     if (!shelf)
         return;
     kv_shelf_evict_bytes(shelf, UINT64_MAX);
+    kv_shelf_grow(shelf, UINT64_MAX);
     for (int g = 0; g < KV_GROUP_N; g++) {
         struct shelf_group *group = &shelf->group[g];
 
@@ -127,7 +139,9 @@ void kv_shelf_close(struct kv_shelf *shelf) {
             shelf->backend->mem_free(shelf->device, MEM_HOST, group->memory, group->memory_bytes);
         kv_evict_deinit(&group->evict);
         kv_pool_deinit(&group->pool);
+        free(group->away);
     }
+    free(shelf->aside);
     free(shelf->table);
     free(shelf->records);
     kv_pool_deinit(&shelf->free_records);
@@ -386,14 +400,21 @@ void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group g) {
     free_copy(shelf, record, g);
 }
 
-/* The group whose first to leave is the longest unused of all; KV_GROUP_N: nothing may leave. */
-static int oldest_group(const struct kv_shelf *shelf) {
+/* Half of its slots stay. */
+static bool may_shrink(const struct shelf_group *group) {
+    return 2 * (group->n_away + 1) <= group->pool.n_slots;
+}
+
+/* The group whose first to leave is the longest unused of all, or of those that may shrink; KV_GROUP_N: nothing may leave. */
+static int oldest_group(const struct kv_shelf *shelf, bool to_shrink) {
     uint64_t oldest = UINT64_MAX, order;
     int oldest_g = KV_GROUP_N;
 
     for (int g = 0; g < KV_GROUP_N; g++) {
         uint32_t record = kv_evict_first(&shelf->group[g].evict);
 
+        if (to_shrink && !may_shrink(&shelf->group[g]))
+            continue;
         if (record != KV_NO_RECORD && kv_evict_find(&shelf->group[g].evict, record, &order) && order < oldest) {
             oldest = order;
             oldest_g = g;
@@ -406,11 +427,86 @@ uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes) {
     uint64_t n_dropped = 0;
     int g;
 
-    while (n_dropped < n_bytes && (g = oldest_group(shelf)) < KV_GROUP_N) {
+    while (n_dropped < n_bytes && (g = oldest_group(shelf, false)) < KV_GROUP_N) {
         evict(shelf, kv_evict_first(&shelf->group[g].evict), (enum kv_group)g);
         n_dropped += shelf->group[g].payload_bytes;
     }
     return n_dropped;
+}
+
+/* ---- giving memory back --------------------------------------------------------------------------------------------- */
+
+/* A free slot. False: its memory cannot be given back. */
+static bool send_away(struct kv_shelf *shelf, struct shelf_group *group) {
+    uint32_t slot;
+    int r = kv_pool_take(&group->pool, &slot);
+
+    assert(r == 0);
+    if (shelf->backend->mem_discard(shelf->device, MEM_HOST, group->arena + (size_t)slot * group->slot_bytes,
+                                    group->slot_bytes) != 0) {
+        kv_pool_give(&group->pool, slot);
+        return false;
+    }
+    group->away[group->n_away++] = slot;
+    return true;
+}
+
+static bool send_free_away(struct kv_shelf *shelf, uint64_t n_bytes, uint64_t *given) {
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        struct shelf_group *group = &shelf->group[g];
+
+        while (*given < n_bytes && group->pool.n_free > 0 && may_shrink(group)) {
+            if (!send_away(shelf, group))
+                return false;
+            *given += group->slot_bytes;
+        }
+    }
+    return true;
+}
+
+uint64_t kv_shelf_shrink(struct kv_shelf *shelf, uint64_t n_bytes,
+                         bool (*may_go)(void *user, const struct kv_page_name *name, enum kv_group group), void *user) {
+    uint64_t given = 0;
+    uint32_t n_aside = 0;
+    int g;
+
+    if (!send_free_away(shelf, n_bytes, &given))
+        return given;
+    while (given < n_bytes && (g = oldest_group(shelf, true)) < KV_GROUP_N) {
+        struct shelf_group *group = &shelf->group[g];
+        uint32_t record = kv_evict_first(&group->evict);
+        struct kv_page_name name = kv_shelf_name(shelf, record);
+
+        if (may_go && !may_go(user, &name, (enum kv_group)g)) {
+            kv_evict_remove(&group->evict, record);
+            shelf->aside[n_aside].record = record;
+            shelf->aside[n_aside++].group = (enum kv_group)g;
+            continue;
+        }
+        evict(shelf, record, (enum kv_group)g);
+        if (!send_away(shelf, group))
+            break;
+        given += group->slot_bytes;
+    }
+    while (n_aside-- > 0) {
+        g = (int)shelf->aside[n_aside].group;
+        kv_evict_put(&shelf->group[g].evict, shelf->aside[n_aside].record,
+                     shelf->records[shelf->aside[n_aside].record].owner,
+                     kv_evict_order(false, shelf->records[shelf->aside[n_aside].record].copies[g].used));
+    }
+    return given;
+}
+
+uint64_t kv_shelf_grow(struct kv_shelf *shelf, uint64_t n_bytes) {
+    uint64_t taken = 0;
+
+    for (int g = 0; g < KV_GROUP_N; g++) {
+        struct shelf_group *group = &shelf->group[g];
+
+        for (; taken < n_bytes && group->n_away > 0; taken += group->slot_bytes)
+            kv_pool_give(&group->pool, group->away[--group->n_away]);
+    }
+    return taken;
 }
 
 uint64_t kv_shelf_purge(struct kv_shelf *shelf, uint32_t uid) {
@@ -451,6 +547,7 @@ void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group g, struct kv_she
                                                .n_filling = group->n_filling,
                                                .n_clean = group->n_clean,
                                                .n_pinned = group->n_pinned,
+                                               .n_away = group->n_away,
                                                .n_evicted = group->n_evicted};
 }
 
@@ -494,8 +591,8 @@ static const char *check_group(const struct kv_shelf *shelf, enum kv_group g) {
             return "a user is said to have other slots than he has";
     if (n_candidates != group->evict.n)
         return "some that may leave belong to no record";
-    if (group->pool.n_free + n_filling + n_clean != group->pool.n_slots)
-        return "free, filling and clean slots are not all slots";
+    if (group->pool.n_free + n_filling + n_clean + group->n_away != group->pool.n_slots)
+        return "free, filling, clean and absent slots are not all slots";
     return kv_evict_check(&group->evict);
 }
 

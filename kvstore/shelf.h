@@ -6,8 +6,9 @@
  *
  * Only CLEAN copies are found. What is pinned stays. Records of one chain need not be whole: who looks for a prefix sees
  * for himself where it breaks. Each group has slots of its own, so that restore points, pages and draft pages never
- * displace each other; nor do users take from each other what is in their shares (share.h). All memory is reserved in open. A slot begins with FORMAT_BLOCK_BYTES for the header that it has on
- * disk, so that both are written and read in one. */
+ * displace each other; nor do users take from each other what is in their shares (share.h). All memory is reserved in open;
+ * where the system is short of it, some may be given back for a time. A slot begins with FORMAT_BLOCK_BYTES for the header
+ * that it has on disk, so that both are written and read in one. */
 #pragma once
 #include "evict.h"
 #include "format.h"
@@ -87,8 +88,17 @@ uint64_t kv_shelf_evict_bytes(struct kv_shelf *shelf, uint64_t n_bytes);
 /* The same for all of one user's. What is pinned goes when it is unpinned; what is being filled stays. */
 uint64_t kv_shelf_purge(struct kv_shelf *shelf, uint32_t uid);
 
+/* Gives memory back to the system, n_bytes or somewhat more: slots that are free, then those of clean copies that nobody pins
+ * and that may go (may_go NULL: any), the longest unused first. They are away until kv_shelf_grow(); half of each group's
+ * slots never go. Nothing else may know of the memory: no kernel that holds it registered. Returns the bytes. */
+uint64_t kv_shelf_shrink(struct kv_shelf *shelf, uint64_t n_bytes,
+                         bool (*may_go)(void *user, const struct kv_page_name *name, enum kv_group group), void *user);
+uint64_t kv_shelf_grow(struct kv_shelf *shelf,
+                       uint64_t n_bytes); /* slots that were away can be used again. The bytes */
+
 struct kv_shelf_group_stats {
-    uint32_t n_slots, n_free, n_filling, n_clean, n_pinned; /* n_slots = n_free + n_filling + n_clean */
+    uint32_t n_slots, n_free, n_filling, n_clean, n_pinned; /* n_slots = n_free + n_filling + n_clean + n_away */
+    uint32_t n_away;
     uint64_t n_evicted;
 };
 void kv_shelf_stats(const struct kv_shelf *shelf, enum kv_group group, struct kv_shelf_group_stats *ret_stats);

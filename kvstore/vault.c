@@ -529,6 +529,10 @@ void kv_vault_unpin(struct kv_vault *vault, uint32_t record) {
     vault_unpin(vault, record);
 }
 
+bool kv_vault_forget_buffers(struct kv_vault *vault) {
+    return disk_forget_buffers(vault->disk);
+}
+
 bool kv_vault_is_quiet(const struct kv_vault *vault) {
     struct disk_stats disk;
 

@@ -80,6 +80,7 @@ void kv_vault_save_all(struct kv_vault *vault);
 bool kv_vault_is_saving(const struct kv_vault *vault); /* something is still to be written */
 /* Nothing is on its way, or waits for it, that will still end by itself. */
 bool kv_vault_is_quiet(const struct kv_vault *vault);
+bool kv_vault_forget_buffers(struct kv_vault *vault); /* before the shelf gives memory back: disk_forget_buffers() */
 
 struct kv_vault_flush { /* embedded in who waits */
     void (*done)(struct kv_vault_flush *flush, int result);

@@ -15,6 +15,7 @@ struct streamer {
     const int32_t *grid;      /* [n_cells + 1] device memory: where cells begin, in spans; then ATTN_SPANS_END */
     int n_cells, cell_spans, cell_pages;
     struct streamer_stats stats; /* atomics */
+    uint64_t *n_late;            /* of the stats, in MEM_HOST memory */
 };
 
 /* ---- memory --------------------------------------------------------------------------------------------------------- */
@@ -37,7 +38,8 @@ static int take_memory(struct streamer *s) {
     s->spans = devmem_upload(&s->mem, &all, sizeof all);
     s->ring = devmem_take(&s->mem, MEM_DEVICE, streamer_ring_bytes(o->n_places, o->region_spans, o->layer_bytes));
     free(grid);
-    return s->grid && s->spans && s->ring ? 0 : -ENOMEM;
+    s->n_late = devmem_take(&s->mem, MEM_HOST, sizeof *s->n_late);
+    return s->grid && s->spans && s->ring && s->n_late ? 0 : -ENOMEM;
 }
 
 int streamer_open(const struct streamer_options *options, struct streamer **ret_streamer) {
@@ -170,7 +172,7 @@ static int run_attention(struct streamer *s, struct stream *compute, struct prog
         if (r == 0)
             r = set_spans(s, compute, begin, end);
         if (r == 0)
-            r = backend->event_wait(compute, s->ready[cell % 2]);
+            r = backend->event_wait_counted(compute, s->ready[cell % 2], s->n_late);
         if (r == 0)
             r = backend->program_run_part(compute, program, 2 * layer + 1);
         if (r == 0)
@@ -183,12 +185,14 @@ static int run_attention(struct streamer *s, struct stream *compute, struct prog
 int streamer_run(struct streamer *s, struct stream *compute, struct program *program, const struct kv_view *kv,
                  const struct streamed *streamed, const struct pass_gate *gate) {
     const struct backend *backend = s->options.backend;
+    uint64_t bytes = s->stats.bytes; /* nobody else changes it */
     int last_cell = s->n_cells - 1, r = 0;
 
     while (last_cell >= 0 && !is_streamed(s, streamed, last_cell))
         last_cell--;
     if (last_cell < 0)
         return gate_run(backend, compute, program, kv->n_layers, gate);
+    __atomic_fetch_add(&s->stats.n_passes, 1, __ATOMIC_RELAXED);
     for (int layer = 0; r == 0 && layer < kv->n_layers; layer++) {
         r = backend->program_run_part(compute, program, 2 * layer);
         if (r == 0 && gate)
@@ -196,6 +200,7 @@ int streamer_run(struct streamer *s, struct stream *compute, struct program *pro
         if (r == 0)
             r = run_attention(s, compute, program, layer, streamed, last_cell);
     }
+    __atomic_store_n(&s->stats.pass_bytes, s->stats.bytes - bytes, __ATOMIC_RELAXED);
     if (r == 0)
         r = backend->program_run_part(compute, program, 2 * kv->n_layers);
     return r != 0 ? r : set_spans(s, compute, 0, s->n_cells);
@@ -209,5 +214,8 @@ int streamer_follow(struct streamer *s, struct stream *compute) {
 
 void streamer_stats(const struct streamer *s, struct streamer_stats *ret_stats) {
     ret_stats->bytes = __atomic_load_n(&s->stats.bytes, __ATOMIC_RELAXED);
+    ret_stats->n_passes = __atomic_load_n(&s->stats.n_passes, __ATOMIC_RELAXED);
     ret_stats->n_fences = __atomic_load_n(&s->stats.n_fences, __ATOMIC_RELAXED);
+    ret_stats->n_late = __atomic_load_n(s->n_late, __ATOMIC_RELAXED);
+    ret_stats->pass_bytes = __atomic_load_n(&s->stats.pass_bytes, __ATOMIC_RELAXED);
 }

@@ -59,8 +59,11 @@ int streamer_run(struct streamer *streamer, struct stream *compute, struct progr
 /* What is brought from now on is read after what has been enqueued on compute so far: that wrote some of it. */
 int streamer_follow(struct streamer *streamer, struct stream *compute);
 
-struct streamer_stats { /* since open; any thread */
-    uint64_t bytes;     /* copied into the ring */
-    uint64_t n_fences;  /* ready fences that passes waited for */
+struct streamer_stats {  /* since open; any thread */
+    uint64_t bytes;      /* copied into the ring */
+    uint64_t n_passes;   /* that read any */
+    uint64_t n_fences;   /* ready fences that passes went through */
+    uint64_t n_late;     /* of these, on which compute had to wait */
+    uint64_t pass_bytes; /* that the last pass read */
 };
 void streamer_stats(const struct streamer *streamer, struct streamer_stats *ret_stats);

@@ -71,6 +71,12 @@ static void cpu_mem_give(struct device *device, enum mem_kind kind, void *ptr, s
     cpu_mem_free(ptr, bytes);
 }
 
+static int cpu_mem_discard(struct device *device, enum mem_kind kind, void *ptr, size_t bytes) {
+    (void)device;
+    (void)kind;
+    return madvise(ptr, bytes, MADV_DONTNEED) == 0 ? 0 : -errno;
+}
+
 /* ---- device ------------------------------------------------------------------------------------------------------ */
 
 static const char *const isa_names[] = {
@@ -194,6 +200,7 @@ const struct backend backend_cpu = {
 
     .mem_alloc = cpu_mem_alloc,
     .mem_free = cpu_mem_give,
+    .mem_discard = cpu_mem_discard,
 
     .weight_pack = cpu_weight_pack,
     .weight_free = cpu_weight_free,
@@ -205,6 +212,7 @@ const struct backend backend_cpu = {
     .event_free = cpu_event_free,
     .event_record = cpu_event_record,
     .event_wait = cpu_event_wait,
+    .event_wait_counted = cpu_event_wait_counted,
     .copy = cpu_copy,
     .notify = cpu_notify,
 

@@ -27,6 +27,7 @@ int cpu_event_new(struct device *device, struct event **ret_event);
 void cpu_event_free(struct event *event);
 int cpu_event_record(struct stream *stream, struct event *event);
 int cpu_event_wait(struct stream *stream, struct event *event);
+int cpu_event_wait_counted(struct stream *stream, struct event *event, uint64_t *n_late);
 int cpu_copy(struct stream *stream, void *dst, const void *src, size_t bytes);
 int cpu_notify(struct stream *stream, int eventfd);
 int cpu_program_run(struct stream *stream, struct program *program);

@@ -32,6 +32,7 @@ struct item {
         struct {
             const struct stream *stream;
             uint64_t n_done;
+            uint64_t *n_late; /* NULL once it is known to be too early, or if nobody counts */
         } wait;
         struct {
             char *dst;
@@ -98,12 +99,17 @@ static struct item *head_of(struct stream *stream) {
 }
 
 static bool is_runnable(struct stream *stream) {
-    const struct item *item;
+    struct item *item;
 
     if (!stream->is_open || stream->n_done == stream->n_queued)
         return false;
     item = head_of(stream);
-    return item->kind != ITEM_WAIT || item->wait.stream->n_done >= item->wait.n_done;
+    if (item->kind != ITEM_WAIT || item->wait.stream->n_done >= item->wait.n_done)
+        return true;
+    if (item->wait.n_late)
+        __atomic_fetch_add(item->wait.n_late, 1, __ATOMIC_RELAXED);
+    item->wait.n_late = NULL;
+    return false;
 }
 
 /* In turn; in test mode any one of the runnable streams. */
@@ -294,7 +300,11 @@ int cpu_event_record(struct stream *stream, struct event *event) {
 }
 
 int cpu_event_wait(struct stream *stream, struct event *event) {
-    struct item item = {.kind = ITEM_WAIT};
+    return cpu_event_wait_counted(stream, event, NULL);
+}
+
+int cpu_event_wait_counted(struct stream *stream, struct event *event, uint64_t *n_late) {
+    struct item item = {.kind = ITEM_WAIT, .wait.n_late = n_late};
 
     pthread_mutex_lock(&stream->queue->mutex);
     if (event->stream != NULL) {

@@ -144,6 +144,15 @@ static void cuda_mem_free(struct device *device, enum mem_kind kind, void *ptr, 
         cudaFree(ptr);
 }
 
+/* Pinned memory goes as it came: whole. */
+static int cuda_mem_discard(struct device *device, enum mem_kind kind, void *ptr, size_t bytes) {
+    (void)device;
+    (void)kind;
+    (void)ptr;
+    (void)bytes;
+    return -ENOTSUP;
+}
+
 /* ---- streams and events ------------------------------------------------------------------------------------------- */
 
 static void cuda_stream_close(struct stream *stream) {
@@ -212,6 +221,12 @@ static int cuda_event_wait(struct stream *stream, struct event *event) {
     return cuda_result(stream->device, cudaStreamWaitEvent(stream->cuda, event->cuda, 0));
 }
 
+/* Nothing on the device tells how long a wait was. */
+static int cuda_event_wait_counted(struct stream *stream, struct event *event, uint64_t *n_late) {
+    (void)n_late;
+    return cuda_event_wait(stream, event);
+}
+
 static int cuda_copy(struct stream *stream, void *dst, const void *src, size_t bytes) {
     if (stream->kind == STREAM_NOTIFY)
         return -EINVAL;
@@ -262,6 +277,7 @@ const struct backend backend_cuda = {
 
     .mem_alloc = cuda_mem_alloc,
     .mem_free = cuda_mem_free,
+    .mem_discard = cuda_mem_discard,
 
     .weight_pack = cuda_weight_pack,
     .weight_free = cuda_weight_free,
@@ -273,6 +289,7 @@ const struct backend backend_cuda = {
     .event_free = cuda_event_free,
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
+    .event_wait_counted = cuda_event_wait_counted,
     .copy = cuda_copy,
     .notify = cuda_notify,
 

@@ -1,7 +1,11 @@
 """Resident memory stays where it is: many small requests over connections that come and go."""
 import asyncio
+import os
 import random
+import time
+from pathlib import Path
 
+import pytest
 from raw import Raw
 from test_abuse import wait_at_rest
 from test_errors import has_sanitizer
@@ -76,3 +80,43 @@ def test_memory_is_flat_over_many_requests(daemon, long):
         assert sizes[-1][0] - sizes[0][0] < 512
         assert sizes[-1][1] - sizes[0][1] < 2048
         assert max(resident) - resident[0] < 48 << 10
+
+
+def leave(folder, root):
+    """Into the root; the folder can go when the last process has left it."""
+    (root / "cgroup.procs").write_text(str(os.getpid()))
+    for _ in range(100):
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError((folder / "cgroup.procs").read_text())
+
+
+@pytest.fixture
+def cgroup():
+    """A cgroup of the second version of its own, in which this process is for as long."""
+    for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+        folder = root / f"spillway-test-{os.getpid()}"
+        if "0::/\n" not in Path("/proc/self/cgroup").read_text() or not (root / "cgroup.procs").exists():
+            continue
+        try:
+            folder.mkdir()
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            if folder.exists():
+                folder.rmdir()
+            continue
+        yield folder
+        leave(folder, root)
+        return
+    pytest.skip("no cgroup v2 in which one can be made")
+
+
+def test_the_cgroup_it_runs_in_is_watched_for_pressure(cgroup, daemon):
+    if not (cgroup / "memory.pressure").exists():
+        pytest.skip("this kernel tells no pressure")
+    one = daemon(**{"kv.host_bytes": "64MiB"})
+    assert f"path={cgroup}/memory.pressure" in next(line for line in one.log().splitlines() if "pressure.watched" in line)
+    assert one.metrics()["spillway_pressure_events_total"] == 0

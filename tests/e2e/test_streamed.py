@@ -18,6 +18,7 @@ TEXT = [token for prompt in PAIR.prompts for token in prompt] * 2
 MIB = 1 << 20
 N_ANSWER = 48
 BYTES, FENCES = "spillway_streamed_bytes_total", "spillway_stream_fences_total"
+PASSES = "spillway_stream_passes_total"
 PAGES = 'spillway_streaming_seq_pages{tier="%s"}'
 
 
@@ -87,7 +88,9 @@ def test_any_share_on_the_device_gives_the_same_tokens(daemon, request, plain, n
     assert answer["ids"] == plain[0, n_prompt]
     assert (answer["usage"]["draft"]["accepted"] > 0) == draft
     metrics = wait_until_nothing_is_left(one)
-    assert (metrics[BYTES] > 0) == (metrics[FENCES] > 0) == (percent < 100)
+    assert (metrics[BYTES] > 0) == (metrics[FENCES] > 0) == (metrics[PASSES] > 0) == (percent < 100)
+    assert 0 <= metrics["spillway_stream_late_fences_total"] <= metrics[FENCES]
+    assert metrics["spillway_stream_pass_bytes"] <= metrics[BYTES]
 
 
 def test_a_generation_crosses_over_and_goes_on(daemon, request, plain):
@@ -126,6 +129,17 @@ def test_many_with_one_that_does_not_fit_get_their_own_tokens(daemon, request, p
         assert [other.result()["ids"] for other in others] == alone
         assert large.result()["ids"] == plain[0, n_prompt]
     assert one.metrics()[BYTES] > 0
+
+
+def test_the_arithmetic_of_a_step_is_told_at_the_start(daemon, request):
+    settings = with_pages(request, 30)
+    one = daemon(**settings)
+    line = re.search(r"streaming .*context=(\d+) n_tokens=(\d+) token_bytes=(\d+) step_bytes=(\d+) link_mb_per_s=(\d+) "
+                     r"step_floor_ms=([\d.]+)", one.log())
+    context, n_tokens, token_bytes, step_bytes, link, floor_ms = map(float, line.groups())
+    assert n_tokens < context == settings["limits.max_context"]
+    assert n_tokens * token_bytes == step_bytes
+    assert floor_ms == pytest.approx(step_bytes / link / 1000, rel=0.1, abs=0.1)
 
 
 def test_what_neither_tier_holds_is_refused_with_the_numbers(daemon, request):

@@ -47,6 +47,47 @@ static void what_is_saved_is_read_back_the_same(void **state) {
     vr_free(&rig);
 }
 
+static bool is_on_disk(void *user, const struct kv_page_name *name, enum kv_group group) {
+    struct vault_rig *rig = user;
+
+    return kv_vault_has(rig->vault, name, group);
+}
+
+/* Memory that was short: what is on disk leaves the shelf, what is not stays; and what comes into that memory afterwards
+ * goes down and comes up as ever. */
+static void memory_that_was_given_back_is_used_again(void **state) {
+    static struct vault_chain a, b, c;
+    struct kv_shelf_group_stats pages;
+    struct vault_rig rig;
+
+    open_rig(state, &rig);
+    vr_chain(&rig, &a, 1, 20);
+    vr_chain(&rig, &b, 2, 20);
+    vr_save(&rig, &a);
+    vr_put_from(&rig, &b, 0);
+    assert_true(kv_vault_forget_buffers(rig.vault));
+    assert_false(vr_stats(&rig).disk.has_registered_buffers);
+    assert_true(kv_shelf_shrink(rig.shelf, UINT64_MAX, is_on_disk, &rig) > 0);
+    vr_check(&rig);
+    kv_shelf_stats(rig.shelf, KV_TARGET_FULL, &pages);
+    assert_int_equal(pages.n_away, 64 / 2);
+    for (uint32_t page = 0; page < b.n_pages; page++) {
+        struct kv_page_name name = vr_name(&b, page);
+
+        assert_true(kv_shelf_has(rig.shelf, kv_shelf_find(rig.shelf, &name), KV_TARGET_FULL));
+    }
+    assert_true(kv_shelf_grow(rig.shelf, UINT64_MAX) > 0);
+    vr_save(&rig, &b);
+    vr_chain(&rig, &c, 3, 64); /* in every slot */
+    vr_save(&rig, &c);
+    kv_shelf_evict_bytes(rig.shelf, UINT64_MAX);
+    vr_expect_chain(&rig, &c, true);
+    vr_expect_chain(&rig, &a, true);
+    vr_expect_chain(&rig, &b, true);
+    assert_int_equal(vr_stats(&rig).n_damaged, 0);
+    vr_free(&rig);
+}
+
 static void operations_after_a_long_time_are_not_late(void **state) {
     static struct vault_chain chain[6];
     struct vault_rig rig;
@@ -206,6 +247,8 @@ int main(void) {
         cmocka_unit_test_prestate(without_a_close_all_that_was_written_is_found, &modes[1]),
         cmocka_unit_test_prestate(many_chains_read_side_by_side_come_back, &modes[0]),
         cmocka_unit_test_prestate(many_chains_read_side_by_side_come_back, &modes[1]),
+        cmocka_unit_test_prestate(memory_that_was_given_back_is_used_again, &modes[0]),
+        cmocka_unit_test_prestate(memory_that_was_given_back_is_used_again, &modes[1]),
         cmocka_unit_test(operations_after_a_long_time_are_not_late),
         cmocka_unit_test(who_reads_on_in_done_is_answered_when_the_page_is_there),
     };

@@ -330,9 +330,9 @@ static void in_page_order_and_with_late_streams_the_tokens_are_the_same(void **s
             assert_int_equal(client.stats.n_restored, FOUND);
             empty_device(&rig);
         }
+        look_on(-1, false);
         submit(&rig, &other, 5, 100); /* beside another one it comes first, and then the chunk */
         engine_turn(rig.engine);
-        look_on(-1, false);
         submit(&rig, &client, 0, PROMPT);
         turn_until_quiet(&rig);
         spy.is_on = false;

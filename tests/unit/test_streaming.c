@@ -237,6 +237,54 @@ static void two_that_are_too_large_take_turns(void **state) {
     free(clients);
 }
 
+/* ---- steering ------------------------------------------------------------------------------------------------------- */
+
+static bool all_are_late; /* what the backend says of fences */
+
+static int wait_and_say(struct stream *stream, struct event *event, uint64_t *n_late) {
+    __atomic_fetch_add(n_late, __atomic_load_n(&all_are_late, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    return backend_find("cpu")->event_wait(stream, event);
+}
+
+/* While compute waits for pages, more of them stay; when it does not, they go again. Nobody sees it in the tokens. */
+static void fences_that_are_late_move_pages_to_the_device_and_back(void **state) {
+    enum { PROMPT = 3600, ANSWER = 350, DEVICE = 48, MOST = DEVICE - DEVICE / 8, MORE = DEVICE / 8 - 2 };
+    struct client *roomy = malloc(sizeof *roomy), *client = malloc(sizeof *client);
+    struct backend backend = *backend_find("cpu");
+    struct backend_options options = {.n_threads = 2, .delay_seed = 3};
+    struct engine_rig_pair pair;
+    struct engine_rig rig;
+    uint32_t n_most = 0;
+
+    (void)state;
+    run_roomy(roomy, PROMPT, ANSWER);
+    backend.event_wait_counted = wait_and_say;
+    engine_rig_pair_open(&pair, &backend, &options, N_PLACES, 256);
+    open_small(&rig, &pair, DEVICE);
+    __atomic_store_n(&all_are_late, true, __ATOMIC_RELAXED);
+    submit(&rig, client, PROMPT, ANSWER, false);
+    while (engine_rig_turn(&rig)) {
+        struct engine_view view = look(&rig);
+
+        engine_rig_check(&rig);
+        assert_true(view.n_stays <= MOST + MORE);
+        if (view.n_stays > n_most)
+            n_most = view.n_stays;
+        if (view.n_stays == MOST + MORE)
+            __atomic_store_n(&all_are_late, false, __ATOMIC_RELAXED);
+        if (client->n_tokens == ANSWER - 10)
+            assert_int_equal(view.n_stays, MOST);
+    }
+    assert_int_equal(n_most, MOST + MORE);
+    assert_int_equal(client->n_tokens, ANSWER);
+    assert_memory_equal(client->tokens, roomy->tokens, ANSWER * sizeof(int32_t));
+    engine_rig_check_is_idle(&rig);
+    engine_rig_close(&rig);
+    engine_rig_pair_close(&pair);
+    free(roomy);
+    free(client);
+}
+
 /* ---- what is published ---------------------------------------------------------------------------------------------- */
 
 static void the_head_is_found_by_the_next(void **state) {
@@ -346,6 +394,7 @@ int main(void) {
         cmocka_unit_test(a_seq_crosses_over_while_it_decodes_and_goes_on_growing),
         cmocka_unit_test(others_run_beside_who_streams),
         cmocka_unit_test(two_that_are_too_large_take_turns),
+        cmocka_unit_test(fences_that_are_late_move_pages_to_the_device_and_back),
         cmocka_unit_test(the_head_is_found_by_the_next),
         cmocka_unit_test(what_neither_tier_holds_is_refused),
         cmocka_unit_test(without_host_memory_who_streams_ends),

@@ -85,8 +85,12 @@ static void queue_close(struct disk_queue *queue) {
     mine->is_transfer = NULL;
 }
 
-static const struct disk_queue_table table = {queue_start, queue_send,     queue_cancel,
-                                              queue_reap,  queue_set_file, queue_close};
+static const struct disk_queue_table table = {.start = queue_start,
+                                              .send = queue_send,
+                                              .cancel = queue_cancel,
+                                              .reap = queue_reap,
+                                              .set_file = queue_set_file,
+                                              .close = queue_close};
 
 struct disk_queue *tape_wrap(void *user, struct disk_queue *queue) {
     struct tape *tape = user;
