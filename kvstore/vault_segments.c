@@ -51,6 +51,8 @@ static void on_head(struct disk_op *op) {
         return;
     }
     vault->file.is_busy = false;
+    vault->tick++;
+    vault_stored_in(vault, op->segment, op->bytes); /* until it is synced the head before it may be back */
     vault_report(vault, vault->file.ticket, &vault->file.is_reported, KV_BREAKER_WORKED);
     segment_ready(vault->segments, vault->file.segment);
 }
@@ -206,6 +208,25 @@ static void remove_retired(struct kv_vault *vault) {
         vault->removal.is_busy = disk_submit(vault->disk, &vault->removal.op, vault->options.now_us()) == 0;
         vault->removal.next = s + 1;
     }
+}
+
+bool vault_is_forgetting(const struct kv_vault *vault) {
+    const struct vault_file *file = &vault->file;
+
+    if (vault->n_purged > 0 && vault->scan_state != VAULT_SCAN_DONE)
+        return true;
+    if (file->is_busy && file->op.kind == DISK_WRITE && !file->op.is_late)
+        return true;
+    if (vault_cannot_remove(vault))
+        return false;
+    for (uint32_t s = 0; s < vault->n_segments_max; s++)
+        if (segment_state(vault->segments, s) == SEGMENT_RETIRED && segment_n_taken(vault->segments, s) == 0)
+            return true;
+    return false;
+}
+
+bool vault_cannot_remove(const struct kv_vault *vault) {
+    return vault->removal.retry_at_us != 0 || (vault->removal.is_busy && vault->removal.op.is_late);
 }
 
 /* A store that may have less than before gives up files, those first that hold nothing. */
