@@ -194,6 +194,28 @@ static void slots_of_another_size_make_room_when_it_is_needed(void **state) {
     vr_free(&rig);
 }
 
+/* Who wrote it may have ended before it was synced: the kernel has it, and a cut of power would take it. */
+static void what_is_found_is_synced_by_the_first_flush(void **state) {
+    static struct vault_chain chain;
+    struct vault_rig rig;
+
+    (void)state;
+    vr_init(&rig);
+    vr_open(&rig);
+    vr_chain(&rig, &chain, 1, 5);
+    vr_save(&rig, &chain);
+    vr_close(&rig);
+    vr_use_faults(&rig);
+    vr_open(&rig);
+    vr_settle(&rig);
+    assert_int_equal(disk_faults_n_calls(rig.faults, DISK_CALL_SYNC), 0);
+    assert_int_equal(vr_flush(&rig), 0);
+    assert_int_equal(disk_faults_n_calls(rig.faults, DISK_CALL_SYNC), 3); /* of pages, states and drafts */
+    assert_int_equal(vr_flush(&rig), 0);
+    assert_int_equal(disk_faults_n_calls(rig.faults, DISK_CALL_SYNC), 3);
+    vr_free(&rig);
+}
+
 /* ---- damage ---------------------------------------------------------------------------------------------------------- */
 
 static void damaged_heads_and_headers_cost_what_they_named(void **state) {
@@ -725,6 +747,7 @@ int main(void) {
         cmocka_unit_test(other_weights_of_the_same_shapes_find_nothing_and_keep_it),
         cmocka_unit_test(another_drafter_finds_the_target_and_no_draft),
         cmocka_unit_test(slots_of_another_size_make_room_when_it_is_needed),
+        cmocka_unit_test(what_is_found_is_synced_by_the_first_flush),
         cmocka_unit_test(damaged_heads_and_headers_cost_what_they_named),
         cmocka_unit_test(a_segment_under_the_number_of_another_is_not_taken_for_it),
         cmocka_unit_test(a_page_that_lies_there_twice_is_found_once),
