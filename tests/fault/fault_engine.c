@@ -14,7 +14,7 @@
 
 #include "fake/engine_rig.h"
 
-enum { N_PROMPT = 300, N_ANSWER = 100, N_TOKENS = N_PROMPT + N_ANSWER };
+enum { N_PROMPT = 300, N_ANSWER = 40, N_TOKENS = N_PROMPT + N_ANSWER };
 
 struct talk {
     int32_t tokens[N_TOKENS + BLOCK_ROWS_MAX];
@@ -458,7 +458,7 @@ static void after_a_lost_device_the_next_process_finds_what_was_on_disk(void **s
     finish(&rig, &other);
     settle(&rig);
     engine_rig_close(&rig);
-    for (int n_signals = 1; n_signals < 12; n_signals += 2)
+    for (int n_signals = 1; n_signals < 10; n_signals += 4)
         for (int is_warm = 0; is_warm < 2; is_warm++)
             check_lost_device(n_signals, is_warm, &cold, &other);
 }
