@@ -1,7 +1,7 @@
 #include "costs.h"
 
 static const double WEIGHT = 0.2;      /* of the newest measurement */
-static const double FORGET = 0.95;     /* of the price of a restore, with each refusal */
+static const double FORGET = 0.95;     /* of the price of a restore, with each refusal to read or to write */
 static const double WORTH_SHARE = 0.7; /* of the time to compute it that reading may take, to be worth writing */
 static const uint64_t GIVE_UP_AFTER_US = 500 * 1000;
 static const double FIRST_US_PER_BYTE = 1e-3;
@@ -51,6 +51,9 @@ bool costs_prefer_restore(struct costs *costs, int n_tokens, struct costs_bytes 
     return false;
 }
 
-bool costs_worth_saving(const struct costs *costs, int n_tokens, uint64_t bytes) {
-    return (double)bytes * costs->us_per_disk_byte < WORTH_SHARE * n_tokens * costs->us_per_token;
+bool costs_worth_saving(struct costs *costs, int n_tokens, uint64_t bytes) {
+    if ((double)bytes * costs->us_per_disk_byte < WORTH_SHARE * n_tokens * costs->us_per_token)
+        return true;
+    costs->us_per_disk_byte *= FORGET;
+    return false;
 }

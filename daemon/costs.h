@@ -23,5 +23,6 @@ double costs_restore_us(const struct costs *costs, struct costs_bytes bytes);
 /* Of a restore that has been on its way for so long and come so far (0 to 1): computing would be done sooner, and what was
  * planned is off by more than a factor of two. */
 bool costs_give_up(const struct costs *costs, int n_tokens, struct costs_bytes bytes, double progress, uint64_t us);
-/* Whether reading so much back would save a good part of the time to compute it. */
-bool costs_worth_saving(const struct costs *costs, int n_tokens, uint64_t bytes);
+/* Whether reading so much back would save a good part of the time to compute it. Refusals count here too: where nothing is
+ * written, nothing is read that would tell how fast the disk is by now. */
+bool costs_worth_saving(struct costs *costs, int n_tokens, uint64_t bytes);

@@ -55,7 +55,7 @@ bool engine_extend_keys(struct engine *engine, struct seq *seq, int n_pages) {
     return true;
 }
 
-enum kv_spill_depth engine_depth(const struct engine *engine, uint32_t n_pages, bool is_likely) {
+enum kv_spill_depth engine_depth(struct engine *engine, uint32_t n_pages, bool is_likely) {
     const struct kv_geometry *groups = engine->info->groups;
     uint64_t bytes = n_pages * (groups[KV_TARGET_FULL].page_bytes + groups[KV_DRAFT_FULL].page_bytes) +
                      engine->info->state.slot_bytes;

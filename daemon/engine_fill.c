@@ -219,16 +219,22 @@ static enum below restore_first(struct engine *engine, struct plan *plan, struct
     return BELOW_LATER;
 }
 
-/* A restore that crawls is given up for computing. */
+/* A restore that crawls is given up for computing. All of it would have taken longer than it did so far: the next one knows. */
 void engine_watch_restores(struct engine *engine) {
     if (engine->options.restore_always)
         return;
-    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
-        if (seq->is_restoring &&
-            costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens),
-                          engine_bytes_below(engine, &seq->found), kv_restore_progress(seq->restore),
-                          engine->options.now_us() - seq->stats.restore_us))
-            kv_restore_cancel(seq->restore);
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq)) {
+        struct costs_bytes bytes = engine_bytes_below(engine, &seq->found);
+        uint64_t us = engine->options.now_us() - seq->stats.restore_us;
+
+        if (!seq->is_restoring || seq->is_given_up ||
+            !costs_give_up(&engine->costs, (int)(seq->found.n_tokens - seq->found.n_device_tokens), bytes,
+                           kv_restore_progress(seq->restore), us))
+            continue;
+        seq->is_given_up = true;
+        kv_restore_cancel(seq->restore);
+        costs_restored(&engine->costs, bytes, us);
+    }
 }
 
 /* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */

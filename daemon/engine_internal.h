@@ -51,7 +51,7 @@ struct engine {
 };
 
 /* How far down a chain goes: to the disk if it is likely to be asked for again, and reading it would pay. */
-enum kv_spill_depth engine_depth(const struct engine *engine, uint32_t n_pages, bool is_likely);
+enum kv_spill_depth engine_depth(struct engine *engine, uint32_t n_pages, bool is_likely);
 
 /* False: there is nothing to do. */
 bool engine_fill(struct engine *engine, struct plan *plan);

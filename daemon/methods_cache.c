@@ -341,10 +341,14 @@ void cache_verify(const struct call *call) {
 
 /* ---- forgetting ----------------------------------------------------------------------------------------------------- */
 
+/*  FORGETTING --nobody uses them--> FLUSHING --they are gone from the disk for good--> over */
 struct purge {
     struct errand errand;
     uint32_t space; /* whose pages */
     struct kv_key root;
+    bool is_flushing, is_flushed;
+    struct kv_vault_flush flush;
+    int result; /* of it */
     uint64_t until_us, next_us;
     uint64_t n_device, n_host, n_disk; /* bytes that went */
     uint32_t n_left;                   /* pages in use */
@@ -365,30 +369,66 @@ static void purge_all(struct purge *purge) {
 }
 
 /* What requests use now is tried again until they let go of it; and what is on its way down, until it is there. */
-static bool step_purge(struct errand *errand) {
-    struct purge *purge = container_of(errand, struct purge, errand);
+static bool step_forgetting(struct purge *purge) {
+    const struct errand *errand = &purge->errand;
     const struct pair *pair = &errand->service->pair;
     uint64_t now = service_now_us();
     bool is_spilling;
-    struct call call;
-    int refusal;
 
     if (now < purge->next_us && !errand->is_stopping)
         return false;
     purge->next_us = now + PURGE_EVERY_US;
     is_spilling = pair->spill && !kv_spill_is_idle(pair->spill);
     purge_all(purge);
-    if ((purge->n_left > 0 || is_spilling) && now < purge->until_us && !errand->is_stopping)
-        return false;
-    if (!errand->conn)
-        return true;
-    call = call_of_errand(errand, &refusal);
-    begin(&call, 4);
-    put_int(call.out, "device", (int64_t)purge->n_device);
-    put_int(call.out, "host", (int64_t)purge->n_host);
-    put_int(call.out, "disk", (int64_t)purge->n_disk);
-    put_int(call.out, "left", purge->n_left);
+    return (purge->n_left == 0 && !is_spilling) || now >= purge->until_us || errand->is_stopping;
+}
+
+static void answer_purge(struct purge *purge) {
+    int refusal;
+    struct call call = call_of_errand(&purge->errand, &refusal);
+
+    if (purge->result != 0) {
+        refuse(&call, PROTO_NO_SPACE,
+               "the pages are forgotten, but the disk does not let them be blanked; after a "
+               "restart some may be found again");
+    } else {
+        begin(&call, 4);
+        put_int(call.out, "device", (int64_t)purge->n_device);
+        put_int(call.out, "host", (int64_t)purge->n_host);
+        put_int(call.out, "disk", (int64_t)purge->n_disk);
+        put_int(call.out, "left", purge->n_left);
+    }
     call_answer(&call);
+}
+
+static void on_purged(struct kv_vault_flush *flush, int result) {
+    struct purge *purge = container_of(flush, struct purge, flush);
+
+    purge->is_flushed = true;
+    purge->result = result;
+}
+
+static bool step_purge(struct errand *errand) {
+    struct purge *purge = container_of(errand, struct purge, errand);
+    struct kv_vault *vault = errand->service->pair.vault;
+
+    if (!purge->is_flushing) {
+        if (!step_forgetting(purge))
+            return false;
+        purge->is_flushing = errand->has_moved = true;
+        purge->is_flushed = !vault;
+        if (vault)
+            kv_vault_flush(vault, &purge->flush);
+        return false;
+    }
+    if (!purge->is_flushed && !errand->is_stopping)
+        return false;
+    if (!purge->is_flushed) {
+        kv_vault_flush_cancel(vault, &purge->flush);
+        purge->result = -ECANCELED;
+    }
+    if (errand->conn)
+        answer_purge(purge);
     return true;
 }
 
@@ -426,6 +466,7 @@ void cache_purge(const struct call *call) {
     }
     purge->space = sessions_namespace(sessions, (uid_t)uid);
     purge->until_us = service_now_us() + SPILL_US;
+    purge->flush.done = on_purged;
     purge->errand.step = step_purge;
     purge->errand.free = free_purge;
     call_later(call, &purge->errand);

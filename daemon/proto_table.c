@@ -370,10 +370,9 @@ const struct proto_method proto_methods[METHOD_N] = {
         {.name = "cache.purge",
          PARAMS(purge_params),
          FIELDS(purge_fields),
-         .doc =
-             "Drops a user's pages from all tiers and blanks what names them on disk; the flash behind it may keep the "
-             "bytes. Sessions stay, and compute their next turn anew: close them to drop what was said. What requests "
-             "of this user use is waited for.",
+         .doc = "Drops a user's pages from all tiers and blanks what names them on disk, for good by the time "
+                "it answers; the flash behind it may keep the bytes. Sessions stay, and compute their next turn anew: "
+                "close them to drop what was said. What requests of this user use is waited for.",
          .example_params = "{\"uid\": 1000}",
          .example_result = "{\"device\": 2490368, \"host\": 0, \"disk\": 4980736, \"left\": 0}"},
     [METHOD_SERVER_HEALTH] = {.name = "server.health",

@@ -92,6 +92,7 @@ struct seq {
     bool has_ended;             /* on_end was called, or is not wanted any more */
     struct kv_restore *restore; /* of pages from below: until it has a place, or, handed over, until they have come */
     bool is_restoring;          /* it is on its way, and the seq is not admitted before */
+    bool is_given_up;           /* it took too long */
     bool was_restored;          /* pages below were looked for */
     struct kv_found found;      /* before it was restored; zero: nothing was looked for */
     bool has_lost_restore;      /* not all of one came: it is not tried again */

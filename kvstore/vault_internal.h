@@ -288,7 +288,11 @@ bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group);
 void vault_stored_in(struct kv_vault *vault, uint32_t segment, uint32_t bytes);
 void vault_retire(struct kv_vault *vault, uint32_t segment); /* it takes no new pages */
 void vault_files_turn(struct kv_vault *vault);               /* files that are too many, or retired and empty, go */
-void vault_drop_outdated(struct kv_vault *vault);            /* files of which nobody knows whose pages they hold */
+/* What is found no more is still in the files, and will not be soon: in one that goes or gets another group, or it is to be
+ * found and blanked. */
+bool vault_is_forgetting(const struct kv_vault *vault);
+bool vault_cannot_remove(const struct kv_vault *vault); /* a file that is to go stays for now */
+void vault_drop_outdated(struct kv_vault *vault);       /* files of which nobody knows whose pages they hold */
 bool vault_has_late_sync(const struct kv_vault *vault);
 void vault_sync_turn(struct kv_vault *vault);
 uint64_t vault_sync_due_us(const struct kv_vault *vault);          /* 0: nothing is to be synced */

@@ -424,7 +424,7 @@ void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush)
 /* True: it is answered. */
 static bool step_flush(struct kv_vault *vault, struct kv_vault_flush *flush, bool has_failed) {
     if (!flush->is_written && vault->n_saves_done >= flush->n_saves && vault->n_alls_done >= flush->n_alls &&
-        !vault_is_blanking(vault)) {
+        !vault_is_blanking(vault) && !vault_is_forgetting(vault)) {
         flush->is_written = true;
         flush->tick = vault->tick;
     }
@@ -442,7 +442,7 @@ static void flush_turn(struct kv_vault *vault) {
     for (struct kv_vault_flush **at = &vault->flushes; *at;) {
         struct kv_vault_flush *flush = *at;
         bool has_failed = vault->n_failed_syncs != flush->n_failed_syncs || vault->breaker.state == KV_BREAKER_OPEN ||
-                          vault->write_off_until_us != 0 || vault_has_late_sync(vault) ||
+                          vault->write_off_until_us != 0 || vault_has_late_sync(vault) || vault_cannot_remove(vault) ||
                           (!vault_is_blanking(vault) && vault_n_to_blank(vault) > 0);
 
         if (!step_flush(vault, flush, has_failed)) {

@@ -65,6 +65,8 @@ static void take_head(struct kv_vault *vault, uint32_t s, const void *block, int
         segment_found(vault->segments, s, head.group);
         vault->segment[s].bound_sequence = head.write_sequence;
         vault->write_sequence = max_u64(vault->write_sequence, head.write_sequence);
+        vault->tick++;
+        vault_stored_in(vault, s, 0); /* who wrote it may have ended before it was synced */
         return;
     }
     segment_found_foreign(vault->segments, s);

@@ -51,6 +51,8 @@ static void on_head(struct disk_op *op) {
         return;
     }
     vault->file.is_busy = false;
+    vault->tick++;
+    vault_stored_in(vault, op->segment, op->bytes); /* until it is synced the head before it may be back */
     vault_report(vault, vault->file.ticket, &vault->file.is_reported, KV_BREAKER_WORKED);
     segment_ready(vault->segments, vault->file.segment);
 }
@@ -126,6 +128,12 @@ static void empty_segment(struct kv_vault *vault, uint32_t s) {
             vault_evict(vault, r);
 }
 
+/* What was in it still is, and nobody's: its file goes when it can. */
+static void leave_segment(struct kv_vault *vault, uint32_t s) {
+    segment_retire(vault->segments, s);
+    vault->segment[s].is_leaving = true;
+}
+
 /* Also of files that are there: those that cannot be used, then those that are due to the group. */
 static int find_segment(struct kv_vault *vault, enum kv_group group, uint32_t *ret_segment) {
     uint32_t s;
@@ -136,7 +144,10 @@ static int find_segment(struct kv_vault *vault, enum kv_group group, uint32_t *r
     if (r != SEGMENT_E_FULL || !segment_excess(vault->segments, group, &s))
         return r;
     empty_segment(vault, s);
-    return segment_prepare(vault->segments, group, ret_segment);
+    r = segment_prepare(vault->segments, group, ret_segment);
+    if (r != 0) /* something in it is pinned, or being blanked */
+        leave_segment(vault, s);
+    return r;
 }
 
 bool vault_prepare_segment(struct kv_vault *vault, enum kv_group group) {
@@ -208,6 +219,31 @@ static void remove_retired(struct kv_vault *vault) {
     }
 }
 
+/* A file that is to go, and has what nobody finds any more. */
+static bool has_leaving(const struct kv_vault *vault) {
+    for (uint32_t s = 0; s < vault->n_segments_max; s++)
+        if (segment_state(vault->segments, s) == SEGMENT_RETIRED &&
+            (vault->segment[s].is_leaving || segment_n_taken(vault->segments, s) == 0))
+            return true;
+    return false;
+}
+
+bool vault_is_forgetting(const struct kv_vault *vault) {
+    const struct vault_file *file = &vault->file;
+
+    return (vault->n_purged > 0 && vault->scan_state != VAULT_SCAN_DONE) ||
+           (file->is_busy && file->op.kind == DISK_WRITE && !file->op.is_late) ||
+           (has_leaving(vault) && !vault_cannot_remove(vault));
+}
+
+/* It could not go lately, or the kernel keeps what may be a part of it. */
+bool vault_cannot_remove(const struct kv_vault *vault) {
+    struct disk_stats disk;
+
+    disk_stats(vault->disk, &disk);
+    return (vault->removal.retry_at_us != 0 || disk.n_out_late > 0) && has_leaving(vault);
+}
+
 /* A store that may have less than before gives up files, those first that hold nothing. */
 void vault_files_turn(struct kv_vault *vault) {
     uint32_t s;
@@ -215,8 +251,7 @@ void vault_files_turn(struct kv_vault *vault) {
     if (vault->scan_state != VAULT_SCAN_DONE)
         return;
     if (segment_surplus(vault->segments, &s)) {
-        segment_retire(vault->segments, s);
-        vault->segment[s].is_leaving = true;
+        leave_segment(vault, s);
         empty_segment(vault, s);
     }
     remove_retired(vault);

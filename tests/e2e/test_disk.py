@@ -68,6 +68,25 @@ def test_a_prefix_comes_back_from_disk_to_the_last_page(tiers, long):
                 assert from_host["ids"] == cold["ids"]
 
 
+def test_logprobs_are_the_same_bits_from_every_tier(tiers):
+    ids = TEXT[900:1500]
+    first = tiers()
+    with first.connect() as client:
+        cold = generate(client, ids, logprobs=20)["logprobs"]
+        assert len(cold) == 24 and all(len(token["top"]) == 20 for token in cold)
+        for gone, tier in ([], "device"), (["device"], "host"), (["device", "host"], "disk"):
+            evict(client, *gone)
+            warm = generate(client, ids, logprobs=20)
+            assert usage(warm)[tier] == boundary(len(ids))
+            assert warm["logprobs"] == cold, tier
+    first.stop()
+    second = tiers()
+    wait_scanned(second)
+    with second.connect() as client:
+        warm = generate(client, ids, logprobs=20)
+        assert usage(warm)["disk"] == boundary(len(ids)) and warm["logprobs"] == cold
+
+
 def test_another_process_finds_what_the_first_one_left(tiers):
     lengths = [65, 200, 640, 1281]
     first = tiers()
@@ -235,3 +254,36 @@ def test_killed_at_any_instant_it_finds_only_what_is_right(tiers, long):
             running.result()
         one.stop(status=-signal.SIGKILL)
     assert n_from_disk > 0
+
+
+def test_a_second_signal_while_it_writes_its_pages_ends_it_at_once(tiers, long):
+    """What it was writing is right or not there."""
+    n_writing = 0
+    settings = {"kv.disk_min_tokens": 100000}  # nothing is written that must not be
+    for turn in range(20 if long else 4):
+        prompts = [TEXT[91 * turn + 150 * i : 91 * turn + 150 * i + 400] for i in range(5)]
+        expected = []
+        one = tiers(**settings)
+        with one.connect() as client:
+            for i, ids in enumerate(prompts):
+                client.call("session.open", {"name": f"s{turn}-{i}"})
+                expected.append(generate(client, ids, 4, session=f"s{turn}-{i}")["ids"])
+        one.process.send_signal(signal.SIGTERM)
+        while ("drain.begin" not in one.log() or one.log().count("event=save") < turn % 4) and one.process.poll() is None:
+            time.sleep(0.001)
+        began = time.monotonic()
+        one.process.send_signal(signal.SIGTERM)
+        status = one.process.wait(timeout=30)
+        one.stop(status=status)
+        if status == 0:  # it was faster
+            continue
+        assert status == 1 and "event=exit.now" in one.log()
+        assert time.monotonic() - began < 5, "it does not wait for what it writes"
+        n_writing += one.log().count("event=save") < len(prompts)
+        one = tiers(**settings)
+        with one.connect() as client:
+            client.call("cache.verify")
+            for i, ids in enumerate(prompts):
+                assert generate(client, ids, 4)["ids"] == expected[i], f"prompt {i}"
+        one.stop()
+    assert n_writing > 0

@@ -319,6 +319,24 @@ def test_a_purged_user_finds_nothing_after_a_restart(daemon, disk):
         assert session(client, "a")["cached"] == NOTHING and session(client, "a")["n_tokens"] > 500
 
 
+def test_a_purge_that_was_answered_outlives_a_kill(daemon, disk):
+    one = daemon(**disk)
+    prompts = [TEXT[100 * i : 100 * i + 700] for i in range(8)]
+    with one.connect() as client:
+        for ids in prompts:
+            client.call("gen.start", {"prompt_ids": ids, "max_tokens": 1, "stream": False})
+        client.call("cache.flush")
+        assert client.call("cache.stats")["tiers"]["disk"]["pages"] > 40
+        client.call("cache.purge")
+    one.process.kill()
+    one.stop(-signal.SIGKILL)
+    with daemon(**disk).connect() as client:
+        client.call("cache.verify")
+        assert client.call("cache.stats")["tiers"]["disk"]["pages"] == 0
+        for ids in prompts:
+            assert client.call("cache.lookup", {"prompt_ids": ids}) == NOTHING
+
+
 # ---- the end of the process
 
 

@@ -33,11 +33,24 @@ static const char DRAFT[] =
     "\"tie_word_embeddings\":true,\"dtype\":\"bfloat16\",\"dflash_config\":{\"target_layer_ids\":[0,1],"
     "\"mask_token_id\":63},\"sliding_window\":100,\"use_sliding_window\":true}";
 
+static uint64_t stopped_us; /* 0: the clock is the machine's */
+
 static uint64_t now_us(void) {
     struct timespec t;
 
+    if (stopped_us != 0)
+        return stopped_us;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+void engine_rig_stop_clock(bool stop) {
+    stopped_us = stop ? now_us() : 0;
+}
+
+void engine_rig_pass(uint64_t us) {
+    ENGINE_RIG_CHECK(stopped_us != 0);
+    stopped_us += us;
 }
 
 static void write_config(char *folder, const char *text) {
@@ -162,7 +175,8 @@ static void open_vault(struct engine_rig *rig) {
                                        .disk_bytes = rig->options.disk_bytes,
                                        .n_pages_max = (uint32_t)div_ceil((uint64_t)rig->options.n_context, PAGE_TOKENS),
                                        .n_pages_min = 1,
-                                       .deadline_us = DISK_DEADLINE_US,
+                                       .deadline_us =
+                                           rig->options.deadline_us ? rig->options.deadline_us : DISK_DEADLINE_US,
                                        .now_us = now_us,
                                        .wrap = disk_faults_wrap,
                                        .wrap_user = rig->disk.faults};
@@ -179,8 +193,12 @@ static void open_vault(struct engine_rig *rig) {
 static void open_disk(struct engine_rig *rig) {
     if (rig->options.disk_bytes == 0)
         return;
-    strcpy(rig->disk.path, "/tmp/spillway-disk-XXXXXX"); /* NOLINT: it fits */
-    ENGINE_RIG_CHECK(mkdtemp(rig->disk.path) != NULL);
+    if (rig->options.disk_path) {
+        snprintf(rig->disk.path, sizeof rig->disk.path, "%s", rig->options.disk_path);
+    } else {
+        strcpy(rig->disk.path, "/tmp/spillway-disk-XXXXXX"); /* NOLINT: it fits */
+        ENGINE_RIG_CHECK(mkdtemp(rig->disk.path) != NULL);
+    }
     ENGINE_RIG_CHECK(disk_folder_open(rig->disk.path, &rig->disk.folder) == 0);
     rig->disk.workers = workers_new(2);
     rig->disk.work = workers_interface(rig->disk.workers);
@@ -209,10 +227,12 @@ static void close_disk(struct engine_rig *rig) {
     close_vault(rig);
     disk_faults_free(rig->disk.faults);
     workers_free(rig->disk.workers);
-    disk_folder_list(&rig->disk.folder, remove_file, rig);
-    unlinkat(rig->disk.folder.fd, "lock", 0);
+    if (!rig->options.disk_path) {
+        disk_folder_list(&rig->disk.folder, remove_file, rig);
+        unlinkat(rig->disk.folder.fd, "lock", 0);
+        ENGINE_RIG_CHECK(rmdir(rig->disk.path) == 0);
+    }
     disk_folder_close(&rig->disk.folder);
-    ENGINE_RIG_CHECK(rmdir(rig->disk.path) == 0);
 }
 
 /* True: something is on its way, or was. */
@@ -262,8 +282,12 @@ void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const
     engine.restores = rig->restores;
     engine.shelf = options->region_spans > 0 ? rig->shelf : NULL;
     engine.region_spans = options->region_spans;
-    engine.restore_always = true;
+    engine.restore_always = !options->restores_by_cost;
     ENGINE_RIG_CHECK(engine_open(&engine, &rig->engine, &report) == 0);
+}
+
+void engine_rig_remove_disk(struct engine_rig *rig) {
+    rig->options.disk_path = NULL;
 }
 
 void engine_rig_close(struct engine_rig *rig) {

@@ -34,7 +34,10 @@ struct engine_rig_options {
     int n_slots[KV_GROUP_N]; /* usable ones */
     double draft_min_accept;
     int n_below[KV_GROUP_N]; /* slots of a host tier; none of target_full: there is no such tier */
-    uint64_t disk_bytes;     /* of a disk tier below that, in a folder of its own under /tmp; 0: there is none */
+    uint64_t disk_bytes;     /* of a disk tier below that; 0: there is none */
+    const char *disk_path;   /* its folder, made if it is missing, and kept; NULL: one of its own under /tmp */
+    uint64_t deadline_us;    /* of its operations; 0: a minute */
+    bool restores_by_cost;   /* where that is faster than computing; else always */
     int region_spans;        /* of the ring, if seqs that are too large for the device stream from it; else 0 */
 };
 
@@ -61,6 +64,10 @@ struct engine_rig {
     struct engine_rig_options options;
 };
 
+/* From now on time passes by engine_rig_pass() alone; or it is the machine's again. */
+void engine_rig_stop_clock(bool stop);
+void engine_rig_pass(uint64_t us);
+
 void engine_rig_pair_open(struct engine_rig_pair *pair, const struct backend *backend,
                           const struct backend_options *options, int n_places_max, int n_rows_max);
 void engine_rig_pair_close(struct engine_rig_pair *pair);
@@ -72,6 +79,7 @@ struct kv_store *engine_rig_store_open(const struct engine_rig_pair *pair, const
 void engine_rig_open(struct engine_rig *rig, struct engine_rig_pair *pair, const struct engine_rig_options *options);
 /* Asserts, by kv_store_close(), that every slot came home. */
 void engine_rig_close(struct engine_rig *rig);
+void engine_rig_remove_disk(struct engine_rig *rig); /* the next close does, though the folder was to be kept */
 
 /* Waits for a plan to come home, if one is out, and looks at it. False: none was out. */
 bool engine_rig_dispatch(struct engine_rig *rig);

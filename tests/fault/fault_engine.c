@@ -1,21 +1,26 @@
 /* What the disk does to those who compute: nothing. */
 #include <errno.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "fake/engine_rig.h"
 
-enum { N_PROMPT = 300, N_ANSWER = 100, N_TOKENS = N_PROMPT + N_ANSWER };
+enum { N_PROMPT = 300, N_ANSWER = 40, N_TOKENS = N_PROMPT + N_ANSWER };
 
 struct talk {
     int32_t tokens[N_TOKENS + BLOCK_ROWS_MAX];
     int n;
     bool is_over;
+    enum seq_end why;
     struct seq_stats stats;
     struct seq *seq;
 };
@@ -39,7 +44,7 @@ static void on_tokens(void *user, const int32_t *tokens, int n, const struct log
 static void on_end(void *user, enum seq_end why) {
     struct talk *talk = user;
 
-    assert_int_equal(why, SEQ_END_LENGTH);
+    talk->why = why;
     talk->stats = talk->seq->stats;
     talk->is_over = true;
 }
@@ -71,6 +76,7 @@ static void finish(struct engine_rig *rig, struct talk *talk) {
         engine_rig_dispatch(rig);
         engine_rig_dispatch_copies(rig, false);
     }
+    assert_int_equal(talk->why, SEQ_END_LENGTH);
 }
 
 static void settle(struct engine_rig *rig) {
@@ -159,10 +165,312 @@ static void what_cannot_be_read_is_computed(void **state) {
     check_reading((struct disk_fault){.short_by = 4096}, true); /* the rest is asked for again */
 }
 
+/* ---- slow disks ------------------------------------------------------------------------------------------------------- */
+
+/* Of a clock that stands still otherwise: a plan takes so long, and what comes from the disk no time, if it comes. */
+enum { PLAN_US = 10000 };
+
+/* It is the disk alone that is waited for. */
+static bool waits_for_disk(const struct engine_rig *rig, const struct talk *talk) {
+    struct kv_vault_stats stats;
+
+    kv_vault_stats(rig->disk.vault, &stats);
+    return !talk->is_over && talk->seq->is_restoring && rig->n_works == 0 && workers_n_out(rig->disk.workers) == 0 &&
+           rig->copies.out[KV_COPY_FETCH].n == 0 && stats.disk.n_out == disk_faults_n_held(rig->disk.faults);
+}
+
+/* Turns until it is over, or, if it waits for the disk for so long, until that has passed. */
+static void finish_timed(struct engine_rig *rig, struct talk *talk, uint64_t disk_us) {
+    struct engine_view view;
+
+    for (int i = 0; !talk->is_over && disk_us != 0; i++) {
+        assert_true(i < 2000000);
+        engine_turn(rig->engine);
+        engine_look(rig->engine, &view);
+        if (view.n_in_flight > 0)
+            engine_rig_pass(PLAN_US);
+        engine_rig_dispatch(rig);
+        engine_rig_dispatch_copies(rig, false);
+        if (waits_for_disk(rig, talk)) {
+            uint64_t us = disk_us < PLAN_US ? disk_us : PLAN_US;
+
+            engine_rig_pass(us);
+            disk_us -= us;
+        }
+    }
+}
+
+static void finish_fast(struct engine_rig *rig, struct talk *talk) {
+    finish_timed(rig, talk, UINT64_MAX);
+    assert_int_equal(talk->why, SEQ_END_LENGTH);
+}
+
+/* On disk only. */
+static void put_on_disk(struct engine_rig *rig, struct talk *talk, int first) {
+    start(rig, talk, first);
+    finish_fast(rig, talk);
+    settle(rig);
+    forget(rig);
+}
+
+static void hold_reads(struct engine_rig *rig, bool hold) {
+    disk_faults_always(rig->disk.faults, DISK_CALL_READ, (struct disk_fault){.is_held = hold, .is_deaf = hold});
+    if (!hold)
+        disk_faults_release(rig->disk.faults);
+}
+
+static void open_timed(struct engine_rig *rig, uint64_t deadline_us) {
+    struct engine_rig_options options = WITH_DISK;
+
+    options.restores_by_cost = true;
+    options.deadline_us = deadline_us;
+    engine_rig_stop_clock(true);
+    engine_rig_open(rig, &pair, &options);
+}
+
+static void close_timed(struct engine_rig *rig) {
+    settle(rig);
+    engine_rig_check_is_idle(rig);
+    engine_rig_close(rig);
+    engine_rig_stop_clock(false);
+}
+
+static void what_a_disk_took_last_decides_whether_it_is_read(void **state) {
+    static struct talk cold, warm;
+    struct engine_rig rig;
+    uint32_t n_calls;
+    int n_refused = 0;
+
+    (void)state;
+    open_timed(&rig, 0);
+    put_on_disk(&rig, &cold, 3);
+    start(&rig, &warm, 3);
+    finish_fast(&rig, &warm); /* nothing is known of it: it is tried, and fast */
+    assert_true(warm.stats.n_from_disk > 0);
+    settle(&rig);
+    forget(&rig);
+    hold_reads(&rig, true);
+    start(&rig, &warm, 3);
+    finish_timed(&rig, &warm, 400000); /* it comes, and later than it is computed */
+    assert_false(warm.is_over);
+    hold_reads(&rig, false);
+    finish_fast(&rig, &warm);
+    assert_true(warm.stats.n_from_disk > 0);
+    settle(&rig);
+    do { /* then it is computed, until so much time has passed that it may be otherwise by now */
+        forget(&rig);
+        n_calls = disk_faults_n_calls(rig.disk.faults, DISK_CALL_READ);
+        start(&rig, &warm, 3);
+        finish_fast(&rig, &warm);
+        assert_memory_equal(warm.tokens, cold.tokens, sizeof warm.tokens);
+        assert_int_equal(disk_faults_n_calls(rig.disk.faults, DISK_CALL_READ) > n_calls, warm.stats.n_from_disk > 0);
+        settle(&rig);
+    } while (warm.stats.n_from_disk == 0 && n_refused++ < 100);
+    printf("%d refused\n", n_refused);
+    assert_in_range(n_refused, 5, 99);
+    close_timed(&rig);
+}
+
+/* At the first read, or in the middle of them. */
+static void a_restore_that_crawls_is_given_up_and_not_tried_again(void **state) {
+    static struct talk cold, warm;
+
+    (void)state;
+    for (int n_before = 0; n_before < 8; n_before += 7) {
+        struct engine_rig rig;
+        uint32_t n_calls;
+
+        open_timed(&rig, 0);
+        put_on_disk(&rig, &cold, 4);
+        for (int i = 0; i < n_before; i++)
+            disk_faults_add(rig.disk.faults, DISK_CALL_READ, (struct disk_fault){0});
+        hold_reads(&rig, true);
+        start(&rig, &warm, 4);
+        finish_timed(&rig, &warm, 490000); /* what was planned takes a hundredth of that */
+        assert_true(!warm.is_over && warm.seq->is_restoring);
+        finish_timed(&rig, &warm, 200000);
+        assert_int_equal(warm.why, SEQ_END_LENGTH);
+        assert_true(warm.is_over && warm.stats.n_from_disk == 0);
+        assert_memory_equal(warm.tokens, cold.tokens, sizeof warm.tokens);
+        hold_reads(&rig, false);
+        settle(&rig);
+        forget(&rig);
+        n_calls = disk_faults_n_calls(rig.disk.faults, DISK_CALL_READ);
+        start(&rig, &warm, 4);
+        finish_fast(&rig, &warm);
+        assert_int_equal(disk_faults_n_calls(rig.disk.faults, DISK_CALL_READ), n_calls);
+        assert_memory_equal(warm.tokens, cold.tokens, sizeof warm.tokens);
+        close_timed(&rig);
+    }
+}
+
+enum { N_STALLED = 12, STALL_US = 15000000 };
+
+static uint64_t n_plans_of(struct engine_rig *rig, struct talk *talk, int first) {
+    struct engine_view before, after;
+
+    engine_look(rig->engine, &before);
+    start(rig, talk, first);
+    finish_fast(rig, talk);
+    engine_look(rig->engine, &after);
+    return after.n_plans - before.n_plans;
+}
+
+/* Fifteen seconds in which nothing comes back, after many writes. */
+static void steps_go_on_while_the_disk_stalls(void **state) {
+    static const uint64_t deadlines_us[] = {60000000, 5000000}; /* of an operation: after the stall, within it */
+    static struct talk cold, warm, again;
+
+    (void)state;
+    for (size_t d = 0; d < ARRAY_LEN(deadlines_us); d++) {
+        struct kv_vault_stats stats;
+        uint64_t n_plans[N_STALLED], stalled_us = 0;
+        struct engine_rig rig;
+
+        open_timed(&rig, deadlines_us[d]);
+        for (int i = 0; i < N_STALLED; i++) /* without a stall */
+            n_plans[i] = n_plans_of(&rig, &again, 10 + i);
+        settle(&rig);
+        kv_vault_evict_bytes(rig.disk.vault, UINT64_MAX);
+        put_on_disk(&rig, &cold, 1);
+        disk_faults_always(rig.disk.faults, DISK_CALL_WRITE, (struct disk_fault){.is_held = true, .is_deaf = true});
+        disk_faults_always(rig.disk.faults, DISK_CALL_SYNC, (struct disk_fault){.is_held = true, .is_deaf = true});
+        hold_reads(&rig, true);
+        for (int i = 0; i < N_STALLED; i++) { /* as many plans as if there were no disk, but for those sent ahead */
+            assert_true(n_plans_of(&rig, &again, 10 + i) <= n_plans[i] + DEVICE_PLANS_MAX);
+            engine_rig_pass(1000000);
+            stalled_us += 1000000 + n_plans[i] * PLAN_US;
+            kv_store_evict_all(rig.store);
+            if (i != 2)
+                continue;
+            start(&rig, &warm, 1); /* one that the disk has: it is waited for half a second, and computed */
+            finish_timed(&rig, &warm, 700000);
+            assert_true(warm.is_over && warm.stats.n_from_disk == 0);
+            assert_memory_equal(warm.tokens, cold.tokens, sizeof warm.tokens);
+        }
+        assert_true(stalled_us > STALL_US);
+        kv_vault_stats(rig.disk.vault, &stats);
+        assert_int_equal(stats.is_off, deadlines_us[d] < STALL_US);
+        disk_faults_always(rig.disk.faults, DISK_CALL_WRITE, (struct disk_fault){0});
+        disk_faults_always(rig.disk.faults, DISK_CALL_SYNC, (struct disk_fault){0});
+        hold_reads(&rig, false);
+        for (int i = 0; i == 0 || stats.is_off; i++) { /* the disk is found worth asking again, and works */
+            assert_true(i < 60);
+            engine_rig_pass(31000000);
+            put_on_disk(&rig, &again, 50 + i);
+            kv_vault_stats(rig.disk.vault, &stats);
+        }
+        assert_true(stats.n_saved_pages > 0);
+        close_timed(&rig);
+    }
+}
+
+/* ---- the device is lost ---------------------------------------------------------------------------------------------- */
+
+static atomic_int n_signals_left; /* 0: it is broken */
+
+static int breaking_event_record(struct stream *stream, struct event *event) {
+    return n_signals_left == 0 ? -EIO : backend_find("cpu")->event_record(stream, event);
+}
+
+static int breaking_notify(struct stream *stream, int eventfd) {
+    if (n_signals_left == 0)
+        return -EIO;
+    n_signals_left--;
+    return backend_find("cpu")->notify(stream, eventfd);
+}
+
+static uint32_t n_published(const struct engine_rig *rig) {
+    struct kv_store_stats stats;
+    uint32_t n = 0;
+
+    kv_store_stats(rig->store, &stats);
+    for (int g = 0; g < KV_GROUP_N; g++)
+        n += stats.group[g].n_indexed;
+    return n;
+}
+
+/* While it computes and spills, or while it brings up what lies on disk. */
+static void check_lost_device(int n_signals, bool is_warm, const struct talk *cold, const struct talk *other) {
+    static struct talk talk, again;
+    struct backend backend = *backend_find("cpu");
+    struct engine_rig_options options = WITH_DISK;
+    struct engine_rig_pair broken;
+    struct engine_view view = {0};
+    struct engine_rig rig;
+    uint32_t n_before;
+    char path[] = "/tmp/spillway-lost-XXXXXX";
+
+    assert_non_null(mkdtemp(path));
+    options.disk_path = path;
+    backend.event_record = breaking_event_record;
+    backend.notify = breaking_notify;
+    n_signals_left = INT_MAX;
+    engine_rig_pair_open(&broken, &backend, &(struct backend_options){.n_threads = 1}, 2, 128);
+    engine_rig_open(&rig, &broken, &options);
+    start(&rig, &talk, 1);
+    finish(&rig, &talk);
+    assert_memory_equal(talk.tokens, cold->tokens, sizeof talk.tokens);
+    settle(&rig);
+    forget(&rig);
+    start(&rig, &talk, is_warm ? 1 : 2);
+    n_signals_left = n_signals;
+    while (view.error == 0 && !talk.is_over) {
+        engine_turn(rig.engine);
+        engine_rig_dispatch(&rig);
+        engine_rig_dispatch_copies(&rig, false);
+        engine_look(rig.engine, &view);
+    }
+    assert_int_equal(talk.why, view.error != 0 ? SEQ_END_DEVICE : SEQ_END_LENGTH);
+    n_before = n_published(&rig);
+    for (int i = 0; i < 200;
+         i++) { /* nothing of what it computes is published any more; what is clean may be written */
+        engine_turn(rig.engine);
+        engine_rig_dispatch(&rig);
+        engine_rig_dispatch_copies(&rig, false);
+    }
+    assert_true(is_warm || n_published(&rig) == n_before);
+    engine_rig_close(&rig);
+    engine_rig_pair_close(&broken);
+
+    engine_rig_open(&rig, &pair, &options); /* the next process */
+    start(&rig, &again, 1);
+    finish(&rig, &again);
+    assert_true(again.stats.n_from_disk > 0);
+    assert_memory_equal(again.tokens, cold->tokens, sizeof again.tokens);
+    start(&rig, &again, 2);
+    finish(&rig, &again);
+    assert_memory_equal(again.tokens, other->tokens, sizeof again.tokens);
+    settle(&rig);
+    engine_rig_remove_disk(&rig);
+    engine_rig_close(&rig);
+}
+
+static void after_a_lost_device_the_next_process_finds_what_was_on_disk(void **state) {
+    static struct talk cold, other;
+    struct engine_rig rig;
+
+    (void)state;
+    engine_rig_open(&rig, &pair, &WITH_DISK);
+    start(&rig, &cold, 1);
+    finish(&rig, &cold);
+    start(&rig, &other, 2);
+    finish(&rig, &other);
+    settle(&rig);
+    engine_rig_close(&rig);
+    for (int n_signals = 1; n_signals < 10; n_signals += 4)
+        for (int is_warm = 0; is_warm < 2; is_warm++)
+            check_lost_device(n_signals, is_warm, &cold, &other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_go_on_while_no_write_comes_back),
         cmocka_unit_test(what_cannot_be_read_is_computed),
+        cmocka_unit_test(what_a_disk_took_last_decides_whether_it_is_read),
+        cmocka_unit_test(a_restore_that_crawls_is_given_up_and_not_tried_again),
+        cmocka_unit_test(steps_go_on_while_the_disk_stalls),
+        cmocka_unit_test(after_a_lost_device_the_next_process_finds_what_was_on_disk),
     };
     int r;
 

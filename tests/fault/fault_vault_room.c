@@ -222,6 +222,49 @@ static void segments_go_from_one_group_to_another(void **state) {
     vr_free(&rig);
 }
 
+/* What is pinned in it keeps it from the other group; what was not is out of the records already. */
+static void what_left_a_segment_that_nobody_could_have_stays_purged(void **state) {
+    static struct vault_chain chains[5], other;
+    uint32_t records[5];
+    struct vault_rig rig;
+
+    (void)state;
+    vr_init(&rig);
+    make_pages_large(&rig);
+    rig.options.disk_bytes = 4 * (uint64_t)VR_SEGMENT;
+    rig.options.group[KV_TARGET_FULL].share = 100;
+    rig.options.group[KV_TARGET_STATE].share = 75;
+    vr_open(&rig);
+    for (int i = 0; i < 5; i++) { /* three segments of pages, one of states */
+        vr_chain(&rig, &chains[i], 1 + i, 9);
+        vr_save(&rig, &chains[i]);
+    }
+    vr_close(&rig);
+    rig.options.group[KV_TARGET_FULL].share = 50; /* that is one too many */
+    vr_open(&rig);
+    vr_settle(&rig);
+    for (int i = 0; i < 5; i++) { /* one page at least of each segment */
+        struct kv_page_name name = vr_name(&chains[i], 0);
+
+        assert_true(kv_vault_pin(rig.vault, &name, KV_TARGET_FULL, &records[i]));
+    }
+    for (int i = 0; i < 30; i++) { /* more states than one segment holds */
+        vr_branch(&rig, &other, 2, 100 + i, 1, 100 + i, 1);
+        vr_save(&rig, &other);
+    }
+    kv_vault_purge(rig.vault, 1);
+    for (int i = 0; i < 5; i++)
+        kv_vault_unpin(rig.vault, records[i]);
+    assert_int_equal(vr_flush(&rig), 0);
+    vr_close(&rig);
+    vr_open(&rig);
+    vr_settle(&rig);
+    for (int i = 0; i < 5; i++)
+        for (uint32_t page = 0; page < 9; page++)
+            assert_false(vr_has(&rig, &chains[i], page, KV_TARGET_FULL));
+    vr_free(&rig);
+}
+
 /* The sync of the group that was there before fails: the segment is the other's now. */
 static void a_sync_that_fails_after_its_segment_went_to_another_group(void **state) {
     static struct vault_chain chain;
@@ -643,6 +686,7 @@ int main(void) {
         cmocka_unit_test(a_flood_of_one_user_leaves_the_other_his_share),
         cmocka_unit_test(what_is_pinned_stays_and_saving_goes_without),
         cmocka_unit_test(segments_go_from_one_group_to_another),
+        cmocka_unit_test(what_left_a_segment_that_nobody_could_have_stays_purged),
         cmocka_unit_test(a_sync_that_fails_after_its_segment_went_to_another_group),
         cmocka_unit_test(what_is_evicted_or_purged_is_gone_from_the_files),
         cmocka_unit_test(what_is_purged_while_it_is_saved_does_not_come_back),

@@ -194,6 +194,28 @@ static void slots_of_another_size_make_room_when_it_is_needed(void **state) {
     vr_free(&rig);
 }
 
+/* Who wrote it may have ended before it was synced: the kernel has it, and a cut of power would take it. */
+static void what_is_found_is_synced_by_the_first_flush(void **state) {
+    static struct vault_chain chain;
+    struct vault_rig rig;
+
+    (void)state;
+    vr_init(&rig);
+    vr_open(&rig);
+    vr_chain(&rig, &chain, 1, 5);
+    vr_save(&rig, &chain);
+    vr_close(&rig);
+    vr_use_faults(&rig);
+    vr_open(&rig);
+    vr_settle(&rig);
+    assert_int_equal(disk_faults_n_calls(rig.faults, DISK_CALL_SYNC), 0);
+    assert_int_equal(vr_flush(&rig), 0);
+    assert_int_equal(disk_faults_n_calls(rig.faults, DISK_CALL_SYNC), 3); /* of pages, states and drafts */
+    assert_int_equal(vr_flush(&rig), 0);
+    assert_int_equal(disk_faults_n_calls(rig.faults, DISK_CALL_SYNC), 3);
+    vr_free(&rig);
+}
+
 /* ---- damage ---------------------------------------------------------------------------------------------------------- */
 
 static void damaged_heads_and_headers_cost_what_they_named(void **state) {
@@ -460,6 +482,49 @@ static void a_smaller_store_gives_up_files_that_hold_least(void **state) {
     vr_free(&rig);
 }
 
+/* What was in them is found again if the process ends before: a purge says that it is done when they are gone. */
+static void a_flush_waits_for_files_that_go(void **state) {
+    static struct vault_chain chain;
+
+    (void)state;
+    for (int fails = 0; fails < 2; fails++) {
+        struct vault_rig rig;
+        struct vr_flush flush;
+        uint32_t n_before;
+
+        vr_init(&rig);
+        make_pages_large(&rig);
+        vr_open(&rig);
+        for (int i = 0; i < 3; i++) {
+            vr_chain(&rig, &chain, 1 + i, 14);
+            vr_save(&rig, &chain);
+        }
+        n_before = n_files(&rig);
+        vr_close(&rig);
+        rig.options.disk_bytes = 2 * (uint64_t)VR_SEGMENT;
+        vr_use_faults(&rig);
+        if (fails)
+            disk_faults_always(rig.faults, DISK_CALL_REMOVE, (struct disk_fault){.result = -EROFS});
+        else
+            disk_faults_add(rig.faults, DISK_CALL_REMOVE, held);
+        vr_open(&rig);
+        vr_settle(&rig);
+        kv_vault_purge(rig.vault, 1);
+        vr_ask_flush(&rig, &flush);
+        vr_quiesce(&rig);
+        vr_turns(&rig, 20);
+        assert_int_equal(flush.n_done, fails);
+        disk_faults_release(rig.faults);
+        for (int i = 0; flush.n_done == 0; i++) {
+            assert_true(i < 1000);
+            vr_step(&rig);
+        }
+        assert_int_equal(flush.result, fails ? -EIO : 0);
+        assert_int_equal(n_files(&rig), fails ? n_before : 2);
+        vr_free(&rig);
+    }
+}
+
 static void what_is_being_written_into_a_file_that_goes_goes_too(void **state) {
     static struct vault_chain chain;
     struct vault_rig rig;
@@ -682,6 +747,7 @@ int main(void) {
         cmocka_unit_test(other_weights_of_the_same_shapes_find_nothing_and_keep_it),
         cmocka_unit_test(another_drafter_finds_the_target_and_no_draft),
         cmocka_unit_test(slots_of_another_size_make_room_when_it_is_needed),
+        cmocka_unit_test(what_is_found_is_synced_by_the_first_flush),
         cmocka_unit_test(damaged_heads_and_headers_cost_what_they_named),
         cmocka_unit_test(a_segment_under_the_number_of_another_is_not_taken_for_it),
         cmocka_unit_test(a_page_that_lies_there_twice_is_found_once),
@@ -690,6 +756,7 @@ int main(void) {
         cmocka_unit_test(saving_goes_on_while_the_folder_is_read),
         cmocka_unit_test(what_is_purged_while_the_folder_is_read_does_not_come_back),
         cmocka_unit_test(a_smaller_store_gives_up_files_that_hold_least),
+        cmocka_unit_test(a_flush_waits_for_files_that_go),
         cmocka_unit_test(what_is_being_written_into_a_file_that_goes_goes_too),
         cmocka_unit_test(files_of_another_size_are_kept_or_go_but_are_in_nobodys_way),
         cmocka_unit_test(options_that_cannot_work_are_refused),

@@ -109,6 +109,22 @@ static void what_is_refused_for_long_is_tried_again(void **state) {
     assert_in_range(n, 20, 400);
 }
 
+static void what_is_not_worth_writing_for_long_is_written_again(void **state) {
+    struct costs costs;
+    int n = 0;
+
+    (void)state;
+    costs_init(&costs, 10);
+    for (int i = 0; i < 100; i++)
+        costs_restored(&costs, (struct costs_bytes){.disk = 1000}, 100 * 1000);
+    while (
+        !costs_worth_saving(&costs, 100, 500 * 1000)) { /* nothing is read meanwhile: what is there is not asked for */
+        assert_true(n < 400);
+        n++;
+    }
+    assert_in_range(n, 20, 400);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(at_first_a_gigabyte_per_second_is_assumed),
@@ -120,6 +136,7 @@ int main(void) {
         cmocka_unit_test(a_restore_that_crawls_is_given_up_if_computing_is_faster),
         cmocka_unit_test(what_had_no_size_is_no_measurement),
         cmocka_unit_test(what_is_refused_for_long_is_tried_again),
+        cmocka_unit_test(what_is_not_worth_writing_for_long_is_written_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
