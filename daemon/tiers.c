@@ -213,10 +213,11 @@ void tiers_turn(struct service *service) {
     pressure_turn(service->pressure);
     if (!pair->shelf)
         return;
-    if (pair->vault) {
+    if (pair->vault)
         kv_vault_let_warm(pair->vault, is_idle(service));
-        next = kv_vault_turn(pair->vault);
-    }
+    do
+        next = pair->vault ? kv_vault_turn(pair->vault) : 0;
+    while (kv_spill_turn(pair->spill));
     if (pair->scrub)
         next = sooner(next, kv_scrub_turn(pair->scrub, is_idle(service) && tiers_are_quiet(service)));
     now = service_now_us();

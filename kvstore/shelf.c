@@ -368,7 +368,7 @@ void kv_shelf_unpin_unused(struct kv_shelf *shelf, uint32_t record, enum kv_grou
     free_copy(shelf, record, g);
 }
 
-void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name) {
+static void set_used(struct kv_shelf *shelf, const struct kv_page_name *name, bool is_used) {
     uint32_t record = kv_shelf_find(shelf, name);
 
     for (int g = 0; record != KV_NO_RECORD && g < KV_GROUP_N; g++) {
@@ -376,9 +376,17 @@ void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name) {
 
         if (copy->state != COPY_CLEAN || copy->n_pins > 0)
             continue;
-        copy->used = ++shelf->tick;
+        copy->used = is_used ? ++shelf->tick : 0;
         offer_to_leave(shelf, record, (enum kv_group)g);
     }
+}
+
+void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name) {
+    set_used(shelf, name, true);
+}
+
+void kv_shelf_let_leave(struct kv_shelf *shelf, const struct kv_page_name *name) {
+    set_used(shelf, name, false);
 }
 
 uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum kv_group group) {

@@ -79,6 +79,9 @@ uint64_t kv_shelf_checksum(const struct kv_shelf *shelf, uint32_t record, enum k
  * beginning, so that it leaves from its end. */
 void kv_shelf_touch(struct kv_shelf *shelf, const struct kv_page_name *name);
 
+/* The opposite: it leaves before all others. */
+void kv_shelf_let_leave(struct kv_shelf *shelf, const struct kv_page_name *name);
+
 /* It turned out to be damaged: nobody finds it any more. It may be pinned; then it goes when it is unpinned. */
 void kv_shelf_drop(struct kv_shelf *shelf, uint32_t record, enum kv_group group);
 

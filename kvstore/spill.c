@@ -20,8 +20,11 @@ struct job {
     bool is_busy;
     uint32_t uid;
     enum kv_spill_depth depth;
-    uint32_t page; /* next to look at */
-    int group;     /* of it */
+    uint32_t page;            /* next to look at */
+    int group;                /* of it */
+    uint32_t n_stop, n_saved; /* pages up to the end of the stretch at hand, of the one before */
+    bool is_saving;           /* the stretch goes to the disk, as this saving */
+    uint64_t save;
     struct kv_copy_batch batch;
     struct kv_work_item work;
     struct item items[KV_COPIES_MAX];
@@ -75,10 +78,6 @@ void kv_spill_close(struct kv_spill *spill) {
     free(spill);
 }
 
-void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault) {
-    spill->vault = vault;
-}
-
 /* ---- batches -------------------------------------------------------------------------------------------------------- */
 
 static struct kv_page_name name_of(const struct job *job, uint32_t page) {
@@ -113,7 +112,7 @@ static void fill(struct job *job) {
     uint32_t n_pages = job->lease.n_pages;
 
     job->batch.n = 0;
-    for (; job->page < n_pages; job->page++, job->group = 0) {
+    for (; job->page < job->n_stop; job->page++, job->group = 0) {
         struct kv_page_name name = name_of(job, job->page);
 
         for (; job->group < KV_GROUP_N; job->group++) {
@@ -139,6 +138,10 @@ static void touch_chain(struct job *job) {
     }
 }
 
+static enum kv_vault_save save_of(const struct job *job) {
+    return job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH;
+}
+
 static void go_on_to_disk(const struct job *job) {
     struct kv_spill_options *o = &job->spill->options;
     struct kv_page_name name;
@@ -149,8 +152,7 @@ static void go_on_to_disk(const struct job *job) {
     name = name_of(job, job->lease.n_pages - 1);
     record = kv_shelf_find(o->shelf, &name);
     if (kv_shelf_has(o->shelf, record, KV_TARGET_STATE))
-        kv_vault_save(job->spill->vault, record,
-                      job->depth == KV_SPILL_MUST ? KV_VAULT_SAVE_MUST : KV_VAULT_SAVE_WORTH);
+        kv_vault_save(job->spill->vault, record, save_of(job));
 }
 
 static void end(struct job *job) {
@@ -167,6 +169,56 @@ static void abandon_batch(struct job *job) {
     job->spill->stats.n_failed += (uint64_t)job->batch.n;
 }
 
+/* ---- stretches ------------------------------------------------------------------------------------------------------ */
+
+enum { STRETCHES = 4 /* of the shelf: no more of it is a long chain's at a time */ };
+
+static uint32_t n_slots_of(const struct kv_spill *spill) {
+    struct kv_shelf_group_stats pages;
+
+    kv_shelf_stats(spill->options.shelf, KV_TARGET_FULL, &pages);
+    return pages.n_slots - pages.n_away;
+}
+
+static void next_stretch(struct job *job) {
+    uint32_t n_slots = n_slots_of(job->spill), n_left = job->lease.n_pages - job->n_stop;
+
+    job->n_saved = job->n_stop;
+    job->n_stop += job->lease.n_pages <= n_slots ? n_left : (uint32_t)min_u64(n_left, n_slots / STRETCHES + 1);
+}
+
+static bool is_on_disk(const struct job *job, uint32_t page) {
+    const struct kv_vault *vault = job->spill->vault;
+    struct kv_page_name name = name_of(job, page);
+
+    return vault && kv_vault_has(vault, &name, KV_TARGET_FULL);
+}
+
+/* And the one before it is still there: a disk smaller than the chain would take the place of one for the other. */
+static bool has_saved_stretch(const struct job *job) {
+    return is_on_disk(job, job->n_stop - 1) && (job->n_saved == 0 || is_on_disk(job, job->n_saved - 1));
+}
+
+/* False: its end did not get onto the shelf. */
+static bool save_stretch(struct job *job) {
+    struct kv_spill *spill = job->spill;
+    struct kv_page_name name = name_of(job, job->n_stop - 1);
+    uint32_t record = kv_shelf_find(spill->options.shelf, &name);
+
+    if (!spill->vault || record == KV_NO_RECORD || !kv_shelf_has(spill->options.shelf, record, KV_TARGET_FULL))
+        return false;
+    job->is_saving = true;
+    job->save = kv_vault_save_pages(spill->vault, record, save_of(job));
+    return true;
+}
+
+/* ---- a chain's way -------------------------------------------------------------------------------------------------- */
+
+static void give_up_rest(struct job *job) {
+    job->spill->stats.n_no_slot += job->lease.n_pages - job->n_stop;
+    end(job);
+}
+
 /* The next batch, or the end. A batch that cannot be sent is given up, and with it the rest of the chain: what the shelf
  * has of it already stays. */
 static void step(struct job *job) {
@@ -176,7 +228,44 @@ static void step(struct job *job) {
     if (job->batch.n > 0 && copier->submit(copier->user, &job->batch) == 0)
         return;
     abandon_batch(job);
-    end(job);
+    if (job->batch.n > 0 || job->n_stop == job->lease.n_pages)
+        end(job);
+    else if (!save_stretch(job))
+        give_up_rest(job);
+}
+
+static void go_on_after_stretch(struct job *job) {
+    job->is_saving = false;
+    if (!has_saved_stretch(job)) {
+        give_up_rest(job);
+        return;
+    }
+    for (uint32_t page = job->n_saved; page < job->n_stop; page++) {
+        struct kv_page_name name = name_of(job, page);
+
+        kv_shelf_let_leave(job->spill->options.shelf, &name);
+    }
+    next_stretch(job);
+    step(job);
+}
+
+bool kv_spill_turn(struct kv_spill *spill) {
+    bool has_moved = false;
+
+    for (uint32_t i = 0; i < spill->options.n_jobs; i++) {
+        struct job *job = &spill->jobs[i];
+
+        if (!job->is_busy || !job->is_saving || (spill->vault && !kv_vault_has_saved(spill->vault, job->save)))
+            continue;
+        go_on_after_stretch(job);
+        has_moved = true;
+    }
+    return has_moved;
+}
+
+void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault) {
+    spill->vault = vault;
+    kv_spill_turn(spill);
 }
 
 static void on_copied(struct kv_copy_batch *batch) {
@@ -213,10 +302,7 @@ static void on_checked(struct kv_work_item *work) {
 
 void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages, uint32_t uid,
                     enum kv_spill_depth depth) {
-    struct kv_shelf_group_stats pages;
-
-    kv_shelf_stats(spill->options.shelf, KV_TARGET_FULL, &pages);
-    if (n_pages > pages.n_slots) { /* it would push itself out */
+    if (n_pages > n_slots_of(spill) && (!spill->vault || depth == KV_SPILL_TO_HOST)) { /* it would push itself out */
         spill->stats.n_no_slot += n_pages;
         return;
     }
@@ -228,10 +314,12 @@ void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32
         job->is_busy = true;
         job->uid = uid;
         job->depth = depth;
-        job->page = 0;
+        job->page = job->n_stop = 0;
         job->group = 0;
+        job->is_saving = false;
         spill->stats.n_jobs++;
         kv_lease_hold_same(&job->lease, lease, n_pages);
+        next_stretch(job);
         touch_chain(job);
         step(job);
         return;

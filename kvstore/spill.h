@@ -1,8 +1,14 @@
 /* spill: published pages go down from the device to the shelf, in the background, so that leaving the device later costs
- * nothing, and from there to the disk. A job is one chain of pages with the restore point at its end; it holds its pages on the device until they are
- * copied, in batches, and checksummed. Best effort: what finds no job and no slot is counted and not kept.
+ * nothing, and from there to the disk. A job is one chain of pages with the restore point at its end; it holds its pages on
+ * the device until they are copied, in batches, and checksummed. Best effort: what finds no job and no slot is counted and
+ * not kept.
  *
- *     IDLE --start--> COPYING --copied--> CHECKING --next batch--> COPYING ... --nothing left--> IDLE */
+ *     IDLE --start--> COPYING --copied--> CHECKING --next batch--> COPYING ... --nothing left--> IDLE
+ *
+ * A chain longer than the shelf that is to go to the disk goes through the shelf in stretches: each one is saved before the
+ * next takes its place.
+ *
+ *     CHECKING --the stretch is on the shelf--> SAVING --the disk has it--> COPYING ... */
 #pragma once
 #include "copier.h"
 #include "lease.h"
@@ -24,6 +30,8 @@ struct kv_spill_options {
 int kv_spill_open(const struct kv_spill_options *options, struct kv_spill **ret_spill);
 void kv_spill_close(struct kv_spill *spill);                             /* it is idle */
 void kv_spill_set_vault(struct kv_spill *spill, struct kv_vault *vault); /* NULL: nothing goes further down */
+/* Once per turn, after the vault's. True: something has moved, so that the vault wants another. */
+bool kv_spill_turn(struct kv_spill *spill);
 
 enum kv_spill_depth {
     KV_SPILL_TO_HOST,
@@ -32,7 +40,8 @@ enum kv_spill_depth {
 };
 
 /* The first n_pages pages of the lease, and the restore point at their end, shall be below too. What is there already is
- * not copied again; what can never fit as a whole is not copied at all. uid: whose namespace they are of. */
+ * not copied again; what does not fit as a whole and is not to go to
+ * the disk is not copied at all. uid: whose namespace they are of. */
 void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages, uint32_t uid,
                     enum kv_spill_depth depth);
 bool kv_spill_is_idle(const struct kv_spill *spill);

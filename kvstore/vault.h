@@ -75,7 +75,12 @@ uint64_t kv_vault_turn(struct kv_vault *vault);
 /* The pages up to the restore point of this record, and it, shall be on disk too, as far as the shelf has them. What is there
  * already is not written again. Best effort: what cannot be is counted. */
 void kv_vault_save(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_save why);
-/* The same for every restore point on the shelf that is long enough. */
+/* The pages alone of a chain that is longer than the shelf, up to this record's: its other pages come later. Returns a number
+ * for kv_vault_has_saved(). */
+uint64_t kv_vault_save_pages(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_save why);
+/* That saving is over: kv_vault_has() says what came of it. */
+bool kv_vault_has_saved(const struct kv_vault *vault, uint64_t save);
+/* As kv_vault_save() for every restore point on the shelf that is long enough. */
 void kv_vault_save_all(struct kv_vault *vault);
 bool kv_vault_is_saving(const struct kv_vault *vault); /* something is still to be written */
 /* Nothing is on its way, or waits for it, that will still end by itself. */

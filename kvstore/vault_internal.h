@@ -66,6 +66,7 @@ struct vault_save { /* a chain that waits */
     struct kv_key key;
     uint32_t shelf_record; /* of its end, if it still has this key */
     enum kv_vault_save why;
+    bool is_pages; /* there is no restore point yet */
 };
 
 struct vault_file { /* a segment being made, or bound anew */

@@ -9,13 +9,14 @@
 
 /* ---- the queue ------------------------------------------------------------------------------------------------------ */
 
-static bool names(const struct kv_vault *vault, uint32_t record, const struct kv_key *key) {
+/* Its record still is what it was, on the shelf. */
+static bool is_there(const struct kv_vault *vault, const struct vault_save *save) {
     struct kv_page_name name;
 
-    if (!kv_shelf_has(vault->options.shelf, record, KV_TARGET_STATE))
+    if (!kv_shelf_has(vault->options.shelf, save->shelf_record, save->is_pages ? KV_TARGET_FULL : KV_TARGET_STATE))
         return false;
-    name = kv_shelf_name(vault->options.shelf, record);
-    return memcmp(&name.key, key, sizeof *key) == 0;
+    name = kv_shelf_name(vault->options.shelf, save->shelf_record);
+    return memcmp(&name.key, &save->key, sizeof name.key) == 0;
 }
 
 /* The one that gives its place to one that must be. */
@@ -29,6 +30,29 @@ static struct vault_save *last_worth(struct kv_vault *vault) {
     return NULL;
 }
 
+static void enqueue(struct kv_vault *vault, const struct vault_save *new) {
+    for (uint32_t i = 0; i < vault->n_queued; i++) {
+        struct vault_save *save = &vault->queue[(vault->queue_first + i) % VAULT_QUEUE];
+
+        if (memcmp(&save->key, &new->key, sizeof new->key) != 0)
+            continue;
+        save->shelf_record = new->shelf_record;
+        save->why = save->why == KV_VAULT_SAVE_MUST ? KV_VAULT_SAVE_MUST : new->why;
+        save->is_pages = save->is_pages && new->is_pages;
+        return;
+    }
+    if (vault->n_queued == VAULT_QUEUE) {
+        struct vault_save *last = new->why == KV_VAULT_SAVE_MUST ? last_worth(vault) : NULL;
+
+        vault->stats.n_skipped_full++;
+        if (last)
+            *last = *new;
+        return;
+    }
+    vault->queue[(vault->queue_first + vault->n_queued++) % VAULT_QUEUE] = *new;
+    vault->n_saves_asked++;
+}
+
 void kv_vault_save(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_save why) {
     struct kv_page_name name = kv_shelf_name(vault->options.shelf, shelf_record);
 
@@ -36,26 +60,18 @@ void kv_vault_save(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_
         vault->stats.n_skipped_short++;
         return;
     }
-    for (uint32_t i = 0; i < vault->n_queued; i++) {
-        struct vault_save *save = &vault->queue[(vault->queue_first + i) % VAULT_QUEUE];
+    enqueue(vault, &(struct vault_save){.key = name.key, .shelf_record = shelf_record, .why = why});
+}
 
-        if (memcmp(&save->key, &name.key, sizeof name.key) != 0)
-            continue;
-        save->shelf_record = shelf_record;
-        save->why = save->why == KV_VAULT_SAVE_MUST ? KV_VAULT_SAVE_MUST : why;
-        return;
-    }
-    if (vault->n_queued == VAULT_QUEUE) {
-        struct vault_save *last = why == KV_VAULT_SAVE_MUST ? last_worth(vault) : NULL;
+uint64_t kv_vault_save_pages(struct kv_vault *vault, uint32_t shelf_record, enum kv_vault_save why) {
+    struct kv_page_name name = kv_shelf_name(vault->options.shelf, shelf_record);
 
-        vault->stats.n_skipped_full++;
-        if (last)
-            *last = (struct vault_save){.key = name.key, .shelf_record = shelf_record, .why = why};
-        return;
-    }
-    vault->queue[(vault->queue_first + vault->n_queued++) % VAULT_QUEUE] =
-        (struct vault_save){.key = name.key, .shelf_record = shelf_record, .why = why};
-    vault->n_saves_asked++;
+    enqueue(vault, &(struct vault_save){.key = name.key, .shelf_record = shelf_record, .why = why, .is_pages = true});
+    return vault->n_saves_asked; /* in order: with it, all before it are over */
+}
+
+bool kv_vault_has_saved(const struct kv_vault *vault, uint64_t save) {
+    return vault->n_saves_done >= save;
 }
 
 void kv_vault_save_all(struct kv_vault *vault) {
@@ -161,7 +177,7 @@ static bool begin_next(struct kv_vault *vault) {
         vault->queue_first = (vault->queue_first + 1) % VAULT_QUEUE;
         vault->n_queued--;
         vault->save.is_of_all = false;
-        if (names(vault, save.shelf_record, &save.key))
+        if (is_there(vault, &save))
             begin(vault, save.shelf_record, save.why);
         else
             vault->stats.n_skipped_gone++;
@@ -466,8 +482,7 @@ void vault_purge_saves(struct kv_vault *vault, uint32_t uid) {
     for (uint32_t i = 0; i < vault->n_queued; i++) {
         struct vault_save *save = &vault->queue[(vault->queue_first + i) % VAULT_QUEUE];
 
-        if (names(vault, save->shelf_record, &save->key) &&
-            kv_shelf_name(vault->options.shelf, save->shelf_record).uid == uid)
+        if (is_there(vault, save) && kv_shelf_name(vault->options.shelf, save->shelf_record).uid == uid)
             save->shelf_record = KV_NO_RECORD;
     }
 }

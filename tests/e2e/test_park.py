@@ -15,6 +15,7 @@ from tiny_pair import TinyPair
 PAIR = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
 TEXT = [token for prompt in PAIR.prompts for token in prompt]
 NOTHING = {"device": 0, "host": 0, "disk": 0}
+PAGE_BYTES = (128 + 64) << 10  # of target_full and draft_full
 
 
 @pytest.fixture
@@ -71,6 +72,25 @@ def test_a_parked_session_leaves_the_device_and_comes_back_over_a_restart(daemon
         again = turn(client, "a", TEXT[900:1000])
         assert again["usage"]["cached"]["device"] == parked["tokens"]
         assert again["ids"] == plain["ids"]
+
+
+def test_a_session_longer_than_host_memory_is_parked_through_it(daemon, disk):
+    settings = {**disk, "kv.host_bytes": "16MiB", "limits.max_context": 8192}
+    ids = (TEXT * 4)[:6000]
+    with daemon(**settings).connect() as client:
+        client.call("session.open", {"name": "long"})
+        turn(client, "long", ids)
+        parked = client.call("session.park", {"name": "long"})
+        host = client.call("cache.stats")["tiers"]["host"]
+        assert host["bytes"] < parked["tokens"] // 64 * PAGE_BYTES  # so it cannot have held all of it at once
+        assert (parked["tier"], parked["durable"]) == ("disk", True) and parked["tokens"] >= 6000 - 64
+        evict(client, "host")
+        answer = turn(client, "long", TEXT[:40])
+        assert answer["usage"]["cached"]["disk"] == parked["tokens"] and answer["usage"]["recomputed"] == 0
+    with daemon().connect() as client:
+        client.call("session.open", {"name": "long"})
+        turn(client, "long", ids)
+        assert turn(client, "long", TEXT[:40])["ids"] == answer["ids"]
 
 
 def wait_until(claim, seconds=30):

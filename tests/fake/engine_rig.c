@@ -345,6 +345,8 @@ bool engine_rig_dispatch_copies(struct engine_rig *rig, bool wait) {
         any |= kv_restores_turn(rig->restores);
     if (rig->disk.vault)
         kv_vault_turn(rig->disk.vault);
+    if (rig->spill)
+        any |= kv_spill_turn(rig->spill);
     return any || are_out;
 }
 

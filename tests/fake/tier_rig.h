@@ -118,7 +118,9 @@ static inline uint64_t tier_turn(struct tier_rig *rig) {
 
     kv_vault_dispatch(rig->vault);
     kv_restores_turn(rig->restores);
-    next = kv_vault_turn(rig->vault);
+    do
+        next = kv_vault_turn(rig->vault);
+    while (kv_spill_turn(rig->spill));
     kv_scrub_turn(rig->scrub, rig->n_works == 0);
     tier_check(rig);
     return next;

@@ -147,6 +147,78 @@ static void a_chain_longer_than_the_whole_shelf_comes_back_through_it(void **sta
     tier_close(&rig);
 }
 
+/* A shelf of 12 pages of 40, that others use too. */
+static const uint32_t MIDDLING[KV_GROUP_N] = {
+    [KV_TARGET_FULL] = 12, [KV_TARGET_STATE] = 4, [KV_DRAFT_FULL] = 12, [KV_DRAFT_SLIDING] = 12};
+
+static void a_chain_longer_than_the_whole_shelf_goes_down_through_it(void **state) {
+    static struct kv_seq seq, other;
+    static struct tier_rig rig;
+    struct kv_restore *restore;
+    struct answer answer;
+
+    (void)state;
+    tier_open(&rig, ROOMY, MIDDLING);
+    put_below(&rig, "zyxw", 4, 4, false);
+    put_below(&rig, LONG, 40, 40, false);
+    kv_seq_init(&other, &rig.kv, 1, "zyxw");
+    assert_int_equal(lookup(&rig, &other).n_tokens, 4 * PAGE_TOKENS);
+    assert_int_equal(lookup(&rig, &other).n_disk_tokens, 0); /* it was not pushed out */
+    kv_seq_deinit(&other, &rig.kv);
+    for (int i = 0; i < 2; i++) {
+        kv_seq_init(&seq, &rig.kv, 1, LONG);
+        assert_int_equal(lookup(&rig, &seq).n_tokens, 40 * PAGE_TOKENS);
+        assert_int_equal(start(&rig, &seq, 40, &answer, &restore), 0);
+        tier_drain(&rig);
+        assert_int_equal(answer.result, 0);
+        expect_match(&rig, &seq, 40, 0);
+        end(&rig, &seq, restore);
+        kv_store_evict_all(rig.kv.store);
+        tier_close_vault(&rig); /* the second time after a restart */
+        tier_close_shelf(&rig);
+        tier_open_shelf(&rig, MIDDLING);
+        tier_open_vault(&rig);
+        tier_drain(&rig);
+    }
+    tier_close(&rig);
+}
+
+static struct kv_spill_stats spill_stats(const struct tier_rig *rig) {
+    struct kv_spill_stats stats;
+
+    kv_spill_stats(rig->spill, &stats);
+    return stats;
+}
+
+/* Its first stretches are on the disk; then nothing more gets there. */
+static void a_chain_whose_stretch_cannot_be_saved_ends_there(void **state) {
+    static struct kv_seq seq;
+    static struct tier_rig rig;
+
+    (void)state;
+    for (int how = 0; how < 2; how++) {
+        tier_open(&rig, ROOMY, MIDDLING);
+        kv_seq_init(&seq, &rig.kv, 1, LONG);
+        assert_true(compute(&rig, &seq, 40));
+        kv_spill_start(rig.spill, &seq.lease, 40, 7, KV_SPILL_MUST);
+        while (tier_stats(&rig).n_saved_pages < 3 * 3) {
+            if (!tier_come_home(&rig, KV_COPY_SPILL, 0))
+                tier_do_work(&rig, 0);
+            tier_turn(&rig);
+        }
+        if (how == 0)
+            disk_faults_always(rig.faults, DISK_CALL_WRITE, (struct disk_fault){.result = -ENOSPC});
+        else
+            kv_spill_set_vault(rig.spill, NULL);
+        tier_drain(&rig);
+        assert_true(kv_spill_is_idle(rig.spill));
+        assert_true(spill_stats(&rig).n_no_slot > 0);
+        kv_seq_deinit(&seq, &rig.kv);
+        tier_check_is_home(&rig);
+        tier_close(&rig);
+    }
+}
+
 static void the_device_the_shelf_and_the_disk_give_each_what_they_have(void **state) {
     static struct kv_seq seq, part;
     static struct tier_rig rig;
@@ -425,6 +497,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_chain_on_disk_comes_back),
         cmocka_unit_test(a_chain_longer_than_the_whole_shelf_comes_back_through_it),
+        cmocka_unit_test(a_chain_longer_than_the_whole_shelf_goes_down_through_it),
+        cmocka_unit_test(a_chain_whose_stretch_cannot_be_saved_ends_there),
         cmocka_unit_test(the_device_the_shelf_and_the_disk_give_each_what_they_have),
         cmocka_unit_test(without_a_damaged_draft_page_the_rest_comes_back),
         cmocka_unit_test(a_damaged_target_page_fails_the_restore_and_the_next_finds_less),

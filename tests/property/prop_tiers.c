@@ -298,7 +298,7 @@ int main(int argc, char **argv) {
     static const uint32_t device[KV_GROUP_N] = {
         [KV_TARGET_FULL] = 40, [KV_TARGET_STATE] = 6, [KV_DRAFT_FULL] = 30, [KV_DRAFT_SLIDING] = 14};
     static const uint32_t shelf[KV_GROUP_N] = {
-        [KV_TARGET_FULL] = 24, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 20, [KV_DRAFT_SLIDING] = 6};
+        [KV_TARGET_FULL] = 14, [KV_TARGET_STATE] = 3, [KV_DRAFT_FULL] = 12, [KV_DRAFT_SLIDING] = 6};
     static struct world w;
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 0,
              n_steps = argc > 2 ? strtoull(argv[2], NULL, 0) : N_STEPS;
