@@ -169,7 +169,7 @@ static inline void tier_open_vault(struct tier_rig *rig) {
                                              .shelf = rig->shelf,
                                              .disk_bytes = 4 * (uint64_t)FORMAT_SEGMENT_BYTES_MIN,
                                              .share_percent = TIER_SHARE,
-                                             .warm_percent = 50,
+                                             .warm_percent = 100,
                                              .n_pages_max = KV_RIG_PAGES_MAX,
                                              .n_pages_min = 1,
                                              .deadline_us = TIER_DEADLINE_US,
