@@ -7,6 +7,7 @@ import time
 import spillway
 
 READY_S = 120  # sanitizers on a loaded machine are slow
+REPLY_S = 1800  # and read a document of 8k tokens for many minutes; the test has a limit of its own
 
 
 class Daemon:
@@ -29,7 +30,7 @@ class Daemon:
         return self.log_path.read_text()
 
     def connect(self, **options):
-        return spillway.Client(self.socket, **{"timeout": 300.0, **options})
+        return spillway.Client(self.socket, **{"timeout": REPLY_S, **options})
 
     def wait_ready(self):
         end = time.monotonic() + READY_S
