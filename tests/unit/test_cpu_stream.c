@@ -273,6 +273,40 @@ static void a_wait_is_for_the_latest_record_made_before_it(void **state) {
     rig_close(&rig);
 }
 
+static void a_wait_that_comes_too_early_is_counted_once(void **state) {
+    struct rig rig = rig_open(&(struct backend_options){.n_threads = 1});
+    struct stream *store;
+    struct event *event;
+    struct program *program;
+    atomic_int gate = 0, *gate_ptr = &gate;
+    uint64_t n_late = 0;
+
+    (void)state;
+    assert_int_equal(cpu->stream_open(rig.device, STREAM_STORE, &store), 0);
+    assert_int_equal(cpu->event_new(rig.device, &event), 0);
+    assert_int_equal(cpu->program_begin(rig.device, &program), 0);
+    assert_int_equal(cpu_program_add(program, run_block, &gate_ptr, sizeof gate_ptr, 0), 0);
+    assert_int_equal(cpu->program_end(program), 0);
+
+    assert_int_equal(cpu->event_record(rig.stream, event), 0); /* nothing before it: done at once */
+    assert_int_equal(cpu->event_wait_counted(store, event, &n_late), 0);
+    wait_for(store);
+    assert_int_equal(__atomic_load_n(&n_late, __ATOMIC_RELAXED), 0);
+    assert_int_equal(cpu->program_run(rig.stream, program), 0);
+    assert_int_equal(cpu->event_record(rig.stream, event), 0);
+    assert_int_equal(cpu->event_wait_counted(store, event, &n_late), 0);
+    while (__atomic_load_n(&n_late, __ATOMIC_RELAXED) == 0)
+        usleep(100);
+    atomic_store(&gate, 1);
+    wait_for(store);
+    wait_for(rig.stream);
+    assert_int_equal(__atomic_load_n(&n_late, __ATOMIC_RELAXED), 1);
+    cpu->event_free(event);
+    cpu->program_free(program);
+    cpu->stream_close(store);
+    rig_close(&rig);
+}
+
 static void long_copies_are_whole_and_notify_counts(void **state) {
     enum { BYTES = 5 * 1000 * 1000 + 3, N_COPIES = 3 };
     struct rig rig = rig_open(&(struct backend_options){.n_threads = 1, .delay_seed = 5});
@@ -499,6 +533,7 @@ int main(void) {
         cmocka_unit_test(delays_show_a_missing_wait_and_spare_a_right_one),
         cmocka_unit_test(copies_run_beside_a_busy_compute_thread),
         cmocka_unit_test(a_wait_is_for_the_latest_record_made_before_it),
+        cmocka_unit_test(a_wait_that_comes_too_early_is_counted_once),
         cmocka_unit_test(long_copies_are_whole_and_notify_counts),
         cmocka_unit_test(a_full_stream_makes_the_caller_wait_and_loses_nothing),
         cmocka_unit_test(streams_can_be_opened_again_and_again),
