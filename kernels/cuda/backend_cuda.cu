@@ -10,7 +10,7 @@
 
 enum {
     MAJOR_MIN = 8,          /* compute capability: bf16 matrix units, asynchronous copies */
-    WEIGHT_LAYOUT_ID = 101, /* fragments: weight.cuh */
+    WEIGHT_LAYOUT_ID = 102, /* fragments: weight.cuh */
     PAGE_IMAGE_ID = 1,      /* plain rows: backend.h, kv_view */
 };
 
@@ -76,6 +76,8 @@ static int cuda_open(const struct backend_options *options, struct device **ret_
     device->caps.weight_layout_id = WEIGHT_LAYOUT_ID;
     device->caps.page_image_id = PAGE_IMAGE_ID;
     device->caps.n_threads = 1;
+    device->is_sm90 = prop.major == 9 && prop.minor == 0;
+    device->n_multiprocessors = prop.multiProcessorCount;
     snprintf(device->caps.kernel_path, sizeof device->caps.kernel_path, "cuda-mma-%d%d", prop.major, prop.minor);
     r = cuda_result(device, cudaSetDevice(0));
     if (r == 0)

@@ -16,7 +16,9 @@ struct device {
     cudaStream_t load; /* packing and capture: load time only */
     void *pack_host;   /* pinned, PACK_BYTES */
     void *pack_device; /* PACK_BYTES */
-    int is_lost;       /* atomic; once set it stays: a sticky error breaks the whole context */
+    bool is_sm90;
+    int is_lost; /* atomic; once set it stays: a sticky error breaks the whole context */
+    int n_multiprocessors;
 };
 enum {
     PACK_BYTES = 32 * 1024 * 1024,
@@ -27,12 +29,15 @@ enum {
 int cuda_result(struct device *device, cudaError_t error);
 
 /* ---- program.cu: recording. `launch` enqueues the kernels of one op; it runs once, while its part of the
- * program is captured. Scratch is 256-byte aligned and shared by all ops; counters are zero before and must be zero after an op. */
-enum { COUNTERS_MAX = 16 * 1024 };
+ * program is captured. Scratch is 256-byte aligned and shared by all ops; sums are zero bits before an op and must be so
+ * after it. */
+enum { SUMS_BYTES = 5 * 1024 * 1024 };
 struct launch {
     cudaStream_t stream;
     char *scratch;
-    unsigned *counters; /* [COUNTERS_MAX] */
+    float *sums;
+    bool is_sm90; /* compute capability 9.0: kernels of *_sm90.cu run */
+    int n_multiprocessors;
 };
 typedef void cuda_launch_fn(const struct launch *launch, const void *args);
 int cuda_program_add(struct program *program, cuda_launch_fn *fn, const void *args, size_t args_bytes,

@@ -100,6 +100,7 @@ struct gdn_shared {
     float window[TAPS_MAX - 1 + RUN_ROWS][2 * DK + DV_MAX]; /* raw conv inputs of q, k, v; oldest first */
     float c[RUN_ROWS][2 * DK + DV_MAX];                     /* after conv and SiLU */
     float o[RUN_ROWS][DV_MAX];
+    float conv[2 * DK + DV_MAX][TAPS_MAX];
     float g[RUN_ROWS], decay[RUN_ROWS], beta[RUN_ROWS];
 };
 
@@ -159,7 +160,13 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
     const struct shape &shape = op.shape;
     const int n_ch = 2 * DK + shape.dv, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int v = (int)threadIdx.x / 4;
+    const size_t z_at = (size_t)(row0 + warp) * (size_t)a->mz_stride + (size_t)(shape.conv_dim + head * shape.dv);
+    float z[DV_MAX / 32]; /* of the row that this warp finishes */
 
+    static_assert(RUN_ROWS == THREADS / 32, "a warp finishes one row of a run");
+#pragma unroll
+    for (int i = 0; i < DV_MAX / 32; i++)
+        z[i] = warp < n && i * 32 < shape.dv ? bf16_load(a->mz, z_at + (size_t)(i * 32 + lane)) : 0;
     for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
         int t = i / n_ch, ch = i % n_ch;
 
@@ -171,11 +178,10 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
     __syncthreads();
     for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
         int t = i / n_ch, ch = i % n_ch;
-        const float *w = a->conv + (size_t)channel_of(shape, head, ch) * (size_t)shape.taps;
         float sum = 0;
 
         for (int j = 0; j < shape.taps; j++)
-            sum = fmaf(w[j], sh->window[t + j][ch], sum);
+            sum = fmaf(sh->conv[ch][j], sh->window[t + j][ch], sum);
         sh->c[t][ch] = round_bf16(sum * sigmoid(sum));
     }
     __syncthreads();
@@ -205,20 +211,24 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
                 sh->o[t][v] = round_bf16(o);
         }
     __syncthreads();
-    for (int t = warp; t < n; t += THREADS / 32) {
-        size_t row = (size_t)(row0 + t), z = row * (size_t)a->mz_stride + (size_t)(shape.conv_dim + head * shape.dv);
-        size_t out = row * (size_t)shape.hv * (size_t)shape.dv + (size_t)(head * shape.dv);
+    if (warp < n) {
+        const size_t out = ((size_t)(row0 + warp) * (size_t)shape.hv + (size_t)head) * (size_t)shape.dv;
+        const float *o = sh->o[warp];
         float sum = 0, scale;
 
         for (int i = lane; i < shape.dv; i += 32)
-            sum = fmaf(sh->o[t][i], sh->o[t][i], sum);
+            sum = fmaf(o[i], o[i], sum);
         scale = rsqrtf(warp_sum(sum) / (float)shape.dv + a->eps);
-        for (int i = lane; i < shape.dv; i += 32) {
-            float zi = bf16_load(a->mz, z + (size_t)i), act = sigmoid(zi);
+#pragma unroll
+        for (int j = 0; j < DV_MAX / 32; j++) {
+            const int i = j * 32 + lane;
+            float act = sigmoid(z[j]);
 
+            if (i >= shape.dv)
+                break;
             if (a->gate == GATE_SILU)
-                act *= zi;
-            bf16_store(a->out, out + (size_t)i, sh->o[t][i] * scale * a->norm[i] * act);
+                act *= z[j];
+            bf16_store(a->out, out + (size_t)i, o[i] * scale * a->norm[i] * act);
         }
     }
     __syncthreads();
@@ -231,16 +241,23 @@ __global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
     const int seg = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, n_before = shape.taps - 1;
     const int n_ch = 2 * DK + shape.dv, v = (int)threadIdx.x / 4;
     float s[QUARTER] = {}, *s_row;
-    int row0, n_rows;
+    int n_segs, slot, row0, n_rows;
     char *state;
 
     may_launch_next();
+    for (int i = (int)threadIdx.x; i < n_ch * shape.taps; i += THREADS) { /* no kernel writes these */
+        const int ch = i / shape.taps, tap = i % shape.taps;
+
+        sh->conv[ch][tap] = op.args.conv[(size_t)channel_of(shape, head, ch) * (size_t)shape.taps + (size_t)tap];
+    }
     wait_for_previous();
-    if (seg >= *op.batch.n_segs)
-        return;
+    n_segs = *op.batch.n_segs; /* all loads at once */
+    slot = op.batch.seg_slot[seg];
     row0 = op.batch.seg_row[seg];
     n_rows = op.batch.seg_row[seg + 1] - row0;
-    state = state_at(shape, op.state, op.state.live[op.batch.seg_slot[seg]], op.args.layer);
+    if (seg >= n_segs)
+        return;
+    state = state_at(shape, op.state, op.state.live[slot], op.args.layer);
     s_row = (float *)state + ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
     if (v < shape.dv)
         load_quarter(s, s_row);

@@ -14,7 +14,6 @@ struct head_op {
 static void launch_head(const struct launch *launch, const void *op_args) {
     const struct head_op *op = (const struct head_op *)op_args;
     const struct head_args *args = &op->args;
-    char *partial = launch->scratch + gemm_packed_bytes(op->batch.n_outs_max, args->lm_head->n_steps);
     struct gemm_rows rows = {};
     struct gemm_job job = {};
     struct sample_rows sample = {};
@@ -28,15 +27,15 @@ static void launch_head(const struct launch *launch, const void *op_args) {
     rows.eps = args->eps;
     rows.n_cols = args->hidden;
     rows.n_steps = args->lm_head->n_steps;
-    gemm_pack(launch, &rows, launch->scratch);
-    job.weight = args->lm_head;
-    job.packed = launch->scratch;
+    job.x = gemm_rows_make(launch, &rows, launch->scratch);
     job.count = rows.count;
     job.n_max = rows.n_max;
-    job.out.epilogue = LINEAR_STORE_F32;
-    job.out.y = args->logits;
-    job.out.y_stride = args->vocab;
-    gemm_launch(launch, &job, partial);
+    job.n_products = 1;
+    job.products[0].weight = args->lm_head;
+    job.products[0].out.epilogue = LINEAR_STORE_F32;
+    job.products[0].out.y = args->logits;
+    job.products[0].out.y_stride = args->vocab;
+    gemm_launch(launch, &job);
     if (args->mode == HEAD_LOGITS)
         return;
     sample.batch = op->batch;
@@ -66,8 +65,7 @@ int cuda_head(struct program *program, const struct head_args *args) {
         return -EINVAL;
     if (args->tables != NULL)
         op.tables = *args->tables;
-    gemm_bytes = gemm_packed_bytes(args->batch->n_outs_max, args->lm_head->n_steps) +
-                 gemm_scratch_bytes(args->lm_head, args->batch->n_outs_max);
+    gemm_bytes = gemm_rows_bytes(args->batch->n_outs_max, args->lm_head->n_steps);
     tile_bytes = (size_t)args->batch->n_outs_max * sample_tile_bytes(args->n_valid);
     return cuda_program_add(program, launch_head, &op, sizeof op, gemm_bytes > tile_bytes ? gemm_bytes : tile_bytes);
 }

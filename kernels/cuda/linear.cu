@@ -15,6 +15,7 @@ static void launch_linear(const struct launch *launch, const void *op_args) {
     const struct linear_args *args = &op->args;
     const struct weight *weight = args->out[0].weight;
     struct gemm_rows rows = {};
+    struct gemm_job job = {};
 
     rows.count = batch_row_count(&op->batch);
     rows.n_max = op->batch.n_rows_max;
@@ -25,26 +26,27 @@ static void launch_linear(const struct launch *launch, const void *op_args) {
     rows.eps = args->eps;
     rows.n_cols = weight->n_cols;
     rows.n_steps = weight->n_steps;
-    gemm_pack(launch, &rows, launch->scratch);
+    if (gemm_rows_is_one(&rows))
+        job.rows = &rows;
+    else
+        job.x = gemm_rows_make(launch, &rows, launch->scratch);
+    job.count = rows.count;
+    job.n_max = rows.n_max;
+    job.n_products = args->n_outs;
     for (int i = 0; i < args->n_outs; i++) {
         const struct linear_out *out = &args->out[i];
-        struct gemm_job job = {};
 
-        job.weight = out->weight;
-        job.packed = launch->scratch;
-        job.count = rows.count;
-        job.n_max = rows.n_max;
-        job.out.epilogue = out->epilogue;
-        job.out.bias = out->bias;
-        job.out.y = out->y;
-        job.out.y_stride = out->y_stride;
-        gemm_launch(launch, &job, launch->scratch + gemm_packed_bytes(rows.n_max, weight->n_steps));
+        job.products[i].weight = out->weight;
+        job.products[i].out.epilogue = out->epilogue;
+        job.products[i].out.bias = out->bias;
+        job.products[i].out.y = out->y;
+        job.products[i].out.y_stride = out->y_stride;
     }
+    gemm_launch(launch, &job);
 }
 
 int cuda_linear(struct program *program, const struct linear_args *args) {
     struct linear_op op = {*args, *args->batch};
-    size_t bytes = 0;
     int n_cols;
 
     if (args->n_outs < 1 || args->n_outs > 2 || args->out[0].weight == NULL)
@@ -62,11 +64,9 @@ int cuda_linear(struct program *program, const struct linear_args *args) {
             return -EINVAL;
         if (out->y_stride < (is_swiglu ? out->weight->n_rows / 2 : out->weight->n_rows))
             return -EINVAL;
-        if (gemm_scratch_bytes(out->weight, args->batch->n_rows_max) > bytes)
-            bytes = gemm_scratch_bytes(out->weight, args->batch->n_rows_max);
     }
-    bytes += gemm_packed_bytes(args->batch->n_rows_max, args->out[0].weight->n_steps);
-    return cuda_program_add(program, launch_linear, &op, sizeof op, bytes);
+    return cuda_program_add(program, launch_linear, &op, sizeof op,
+                            gemm_rows_bytes(args->batch->n_rows_max, args->out[0].weight->n_steps));
 }
 
 /* ---- embed -------------------------------------------------------------------------------------------------------- */
@@ -88,7 +88,7 @@ __global__ static void embed(struct embed_op op) {
         id = 0;
     for (int k = (int)threadIdx.x; k < op.n_cols; k += (int)blockDim.x)
         ((bf16 *)op.x)[(size_t)row * (size_t)op.n_cols + (size_t)k] =
-            *(const bf16 *)(op.data + frag_at(rows_block(id), k / 16, op.n_steps) + frag_offset(id % 16, k));
+            *(const bf16 *)(op.data + packed_at(packed_row_of(id), k, op.n_steps));
 }
 
 static void launch_embed(const struct launch *launch, const void *op_args) {

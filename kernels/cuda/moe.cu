@@ -13,7 +13,7 @@ struct moe_op {
     bool has_shared;
     int n_groups_max;
     /* Offsets into the scratch. R = n_rows_max; a slot is one (row, choice), in groups of one expert. */
-    size_t packed_h;     /* normed rows */
+    size_t rows_h;       /* normed rows */
     size_t logits;       /* f32 [R, n_experts + 1] */
     size_t weights;      /* f32 [R, top_k + 1]: of the experts, then of the shared one */
     size_t ids;          /* int32 [R, top_k] */
@@ -21,11 +21,10 @@ struct moe_op {
     size_t slot_row;     /* int32 [slots], -1: nobody */
     size_t n_groups;     /* int32: groups, then slots */
     size_t group_expert; /* int32 [groups] */
-    size_t packed_x;     /* gathered rows, then the experts' inner activations packed */
+    size_t rows_x;       /* gathered rows, then the experts' inner activations */
     size_t act;          /* bf16 [slots, width], then of the shared expert */
     size_t out;          /* f32 [slots, hidden] */
-    size_t shared_act, shared_out, packed_shared;
-    size_t partial; /* of the GEMMs */
+    size_t shared_act, shared_out, rows_shared;
     size_t bytes;
 };
 
@@ -182,8 +181,8 @@ __global__ static void combine(struct combine c) {
 
 /* ---- the op ------------------------------------------------------------------------------------------------------- */
 
-static void pack(const struct launch *launch, struct row_count count, int n_max, const void *x, int n_cols,
-                 const int32_t *index, const struct moe_args *norm, void *packed) {
+static struct gemm_x make_rows(const struct launch *launch, struct row_count count, int n_max, const void *x,
+                               int n_cols, const int32_t *index, const struct moe_args *norm, void *scratch) {
     struct gemm_rows rows = {};
 
     rows.count = count;
@@ -197,23 +196,23 @@ static void pack(const struct launch *launch, struct row_count count, int n_max,
         rows.norm = norm->norm;
         rows.eps = norm->eps;
     }
-    gemm_pack(launch, &rows, packed);
+    return gemm_rows_make(launch, &rows, scratch);
 }
 
-static void product(const struct launch *launch, const struct weight *weight, const void *packed,
-                    struct row_count count, int n_max, enum linear_epilogue epilogue, void *y, int y_stride,
-                    const struct gemm_groups *groups, void *partial) {
+static void product(const struct launch *launch, const struct weight *weight, struct gemm_x x, struct row_count count,
+                    int n_max, enum linear_epilogue epilogue, void *y, int y_stride, const struct gemm_groups *groups) {
     struct gemm_job job = {};
 
-    job.weight = weight;
-    job.packed = packed;
+    job.x = x;
     job.count = count;
     job.n_max = n_max;
-    job.out.epilogue = epilogue;
-    job.out.y = y;
-    job.out.y_stride = y_stride;
+    job.n_products = 1;
+    job.products[0].weight = weight;
+    job.products[0].out.epilogue = epilogue;
+    job.products[0].out.y = y;
+    job.products[0].out.y_stride = y_stride;
     job.groups = groups;
-    gemm_launch(launch, &job, partial);
+    gemm_launch(launch, &job);
 }
 
 static void launch_moe(const struct launch *launch, const void *op_args) {
@@ -243,26 +242,25 @@ static void launch_moe(const struct launch *launch, const void *op_args) {
                                 (const float *)(base + op->out),
                                 op->has_shared ? (const float *)(base + op->shared_out) : NULL,
                                 args->x};
+    struct gemm_x hidden, x;
 
-    pack(launch, rows, n_rows, args->x, args->hidden, NULL, args, base + op->packed_h);
-    product(launch, args->router, base + op->packed_h, rows, n_rows, LINEAR_STORE_F32, base + op->logits,
-            args->n_experts + 1, NULL, base + op->partial);
+    hidden = make_rows(launch, rows, n_rows, args->x, args->hidden, NULL, args, base + op->rows_h);
+    product(launch, args->router, hidden, rows, n_rows, LINEAR_STORE_F32, base + op->logits, args->n_experts + 1, NULL);
     choose_experts<<<(unsigned)n_rows, ROUTE_THREADS, 0, launch->stream>>>(route);
     group_slots<<<1, SORT_THREADS, (size_t)args->n_experts * sizeof(int32_t), launch->stream>>>(sort);
 
     /* The norm is computed again for each choice: the same bits. */
-    pack(launch, slots, n_slots, args->x, args->hidden, sort.slot_row, args, base + op->packed_x);
-    product(launch, args->gate_up, base + op->packed_x, slots, n_slots, LINEAR_SWIGLU, base + op->act, args->width,
-            &groups, NULL);
-    pack(launch, slots, n_slots, base + op->act, args->width, NULL, NULL, base + op->packed_x);
-    product(launch, args->down, base + op->packed_x, slots, n_slots, LINEAR_STORE_F32, base + op->out, args->hidden,
-            &groups, NULL);
+    x = make_rows(launch, slots, n_slots, args->x, args->hidden, sort.slot_row, args, base + op->rows_x);
+    product(launch, args->gate_up, x, slots, n_slots, LINEAR_SWIGLU, base + op->act, args->width, &groups);
+    x = make_rows(launch, slots, n_slots, base + op->act, args->width, NULL, NULL, base + op->rows_x);
+    product(launch, args->down, x, slots, n_slots, LINEAR_STORE_F32, base + op->out, args->hidden, &groups);
     if (op->has_shared) {
-        product(launch, args->shared_gate_up, base + op->packed_h, rows, n_rows, LINEAR_SWIGLU, base + op->shared_act,
-                args->shared_width, NULL, base + op->partial);
-        pack(launch, rows, n_rows, base + op->shared_act, args->shared_width, NULL, NULL, base + op->packed_shared);
-        product(launch, args->shared_down, base + op->packed_shared, rows, n_rows, LINEAR_STORE_F32,
-                base + op->shared_out, args->hidden, NULL, base + op->partial);
+        product(launch, args->shared_gate_up, hidden, rows, n_rows, LINEAR_SWIGLU, base + op->shared_act,
+                args->shared_width, NULL);
+        x = make_rows(launch, rows, n_rows, base + op->shared_act, args->shared_width, NULL, NULL,
+                      base + op->rows_shared);
+        product(launch, args->shared_down, x, rows, n_rows, LINEAR_STORE_F32, base + op->shared_out, args->hidden,
+                NULL);
     }
     combine<<<dim3((unsigned)div_ceil((uint64_t)args->hidden, 256), (unsigned)n_rows), 256, 0, launch->stream>>>(sum);
 }
@@ -272,16 +270,6 @@ static size_t reserve(struct moe_op *op, size_t n, size_t bytes) {
 
     op->bytes += align_up(n * bytes, 256);
     return at;
-}
-
-static size_t partial_bytes(const struct moe_op *op) {
-    const struct weight *const weights[] = {op->args.router, op->args.shared_gate_up, op->args.shared_down};
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < ARRAY_LEN(weights); i++)
-        if (weights[i] != NULL && gemm_scratch_bytes(weights[i], op->batch.n_rows_max) > bytes)
-            bytes = gemm_scratch_bytes(weights[i], op->batch.n_rows_max);
-    return bytes;
 }
 
 static void lay_out(struct moe_op *op) {
@@ -294,7 +282,7 @@ static void lay_out(struct moe_op *op) {
     /* Each expert may leave one group unfilled. */
     op->n_groups_max = (int)(n_choices / GROUP) + min_int((int)n_choices, args->n_experts);
     n_slots = (size_t)op->n_groups_max * GROUP;
-    op->packed_h = reserve(op, gemm_packed_bytes((int)n_rows, hidden_steps), 1);
+    op->rows_h = reserve(op, gemm_rows_bytes((int)n_rows, hidden_steps), 1);
     op->logits = reserve(op, n_rows * (size_t)(args->n_experts + 1), sizeof(float));
     op->weights = reserve(op, n_rows * (size_t)(args->top_k + 1), sizeof(float));
     op->ids = reserve(op, n_choices, sizeof(int32_t));
@@ -302,14 +290,12 @@ static void lay_out(struct moe_op *op) {
     op->slot_row = reserve(op, n_slots, sizeof(int32_t));
     op->n_groups = reserve(op, 2, sizeof(int32_t));
     op->group_expert = reserve(op, (size_t)op->n_groups_max, sizeof(int32_t));
-    op->packed_x =
-        reserve(op, gemm_packed_bytes((int)n_slots, hidden_steps > width_steps ? hidden_steps : width_steps), 1);
+    op->rows_x = reserve(op, gemm_rows_bytes((int)n_slots, hidden_steps > width_steps ? hidden_steps : width_steps), 1);
     op->act = reserve(op, n_slots * (size_t)args->width, sizeof(uint16_t));
     op->out = reserve(op, n_slots * (size_t)args->hidden, sizeof(float));
     op->shared_act = reserve(op, n_rows * (size_t)args->shared_width, sizeof(uint16_t));
-    op->packed_shared = reserve(op, gemm_packed_bytes((int)n_rows, (int)div_ceil((uint64_t)args->shared_width, 16)), 1);
+    op->rows_shared = reserve(op, gemm_rows_bytes((int)n_rows, (int)div_ceil((uint64_t)args->shared_width, 16)), 1);
     op->shared_out = reserve(op, n_rows * (size_t)args->hidden, sizeof(float));
-    op->partial = reserve(op, partial_bytes(op), 1);
 }
 
 static bool has_shape(const struct weight *weight, enum weight_form form, int n_stack, int n_rows, int n_cols) {

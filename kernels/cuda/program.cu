@@ -18,14 +18,12 @@ struct program {
     struct entry *entries;
     int n_entries, n_entries_max;
     size_t scratch_bytes;
-    char *mem; /* counters, then scratch */
+    char *mem; /* sums, then scratch */
     int n_cuts;
     cudaGraphExec_t *graphs; /* [n_cuts + 1] */
     int error;               /* first failure while recording */
     bool has_ended;
 };
-
-enum { COUNTER_BYTES = COUNTERS_MAX * sizeof(unsigned) };
 
 int cuda_program_begin(struct device *device, struct program **ret_program) {
     struct program *program = (struct program *)calloc(1, sizeof *program);
@@ -88,7 +86,8 @@ int cuda_program_join(struct program *program) {
 
 static int capture(struct program *program, int part) {
     struct device *device = program->device;
-    struct launch launch = {device->load, program->mem + COUNTER_BYTES, (unsigned *)program->mem};
+    struct launch launch = {device->load, program->mem + SUMS_BYTES, (float *)(void *)program->mem, device->is_sm90,
+                            device->n_multiprocessors};
     cudaGraph_t graph = NULL;
     cudaError_t error;
     int r;
@@ -115,7 +114,7 @@ static int capture(struct program *program, int part) {
 }
 
 int cuda_program_end(struct program *program) {
-    size_t bytes = COUNTER_BYTES + program->scratch_bytes;
+    size_t bytes = SUMS_BYTES + program->scratch_bytes;
     int r;
 
     if (program->has_ended)

@@ -109,6 +109,8 @@ static inline void launch_early(cudaStream_t stream, bool is_early, void (*kerne
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
 
+    /* Kernels that run side by side must want shared memory and L1 cache divided alike. */
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;

@@ -34,12 +34,12 @@ __device__ static float e4m3_value(uint8_t b) {
 __global__ static void lay_out(struct piece p) {
     int k = (int)(blockIdx.x * blockDim.x + threadIdx.x), row = (int)blockIdx.y, n = p.dst_first + p.first + row;
     size_t at = (size_t)row * (size_t)p.n_cols + (size_t)k;
-    int block = p.is_gate_up ? gate_up_block(n, p.part) : rows_block(n);
+    struct packed_row to = p.is_gate_up ? packed_gate_up_row(n, p.part) : packed_row_of(n);
     bf16 *dst;
 
     if (k >= p.n_cols)
         return;
-    dst = (bf16 *)(p.dst + frag_at(block, k / 16, p.n_steps) + frag_offset(n % 16, k));
+    dst = (bf16 *)(p.dst + packed_at(to, k, p.n_steps));
     switch (p.dtype) {
     case DTYPE_BF16:
         *dst = ((const bf16 *)p.src)[at];
@@ -168,7 +168,7 @@ static bool part_is_valid(const struct weight_part *part, int n_cols) {
 
 /* Fills the shape of the weight. */
 static int check(const struct weight_desc *desc, struct weight *weight) {
-    uint64_t n_rows = 0, n_blocks;
+    uint64_t n_rows = 0, n_blocks, n_stages;
 
     if (desc->n_cols <= 0 || desc->n_cols > INT_MAX - 16 || desc->n_stack <= 0 || desc->n_parts <= 0 ||
         desc->parts == NULL)
@@ -188,19 +188,23 @@ static int check(const struct weight_desc *desc, struct weight *weight) {
     if (desc->form == WEIGHT_GATE_UP) {
         if (desc->n_parts != 2 || desc->parts[0].n_rows != desc->parts[1].n_rows)
             return -EINVAL;
-        n_blocks = 2 * div_ceil(n_rows / 2, 16);
+        n_blocks = div_ceil(n_rows / 2, 8);
     }
-    n_blocks = div_ceil(n_blocks, UNIT_BLOCKS) * UNIT_BLOCKS;
-    if (n_rows > INT_MAX || n_blocks > INT_MAX / 16)
+    if (n_rows > INT_MAX || n_blocks > INT_MAX / 32)
         return -EINVAL;
     weight->form = desc->form;
     weight->n_rows = (int)n_rows;
     weight->n_cols = desc->n_cols;
     weight->n_stack = desc->n_stack;
-    weight->n_blocks = (int)n_blocks;
+    weight->n_tiles = (int)div_ceil(n_blocks, TILE_BLOCKS);
     weight->n_steps = (int)div_ceil((uint64_t)desc->n_cols, 16);
-    weight->n_splits = desc->n_stack > 1 ? 1 : gemm_n_splits(weight->n_blocks / UNIT_BLOCKS, weight->n_steps);
-    weight->matrix_bytes = (size_t)n_blocks * (size_t)weight->n_steps * FRAG_BYTES;
+    n_stages = div_ceil((uint64_t)weight->n_steps, STAGE_STEPS);
+    if ((uint64_t)weight->n_tiles * n_stages > INT_MAX)
+        return -EINVAL;
+    weight->stretches = desc->n_stack == 1 && stretches_may_be_even(weight->n_tiles, (int)n_stages)
+                            ? stretches_even(weight->n_tiles, (int)n_stages)
+                            : stretches_whole(weight->n_tiles, (int)n_stages);
+    weight->matrix_bytes = (size_t)weight->n_tiles * (size_t)weight->n_steps * STEP_BYTES;
     weight->bytes = weight->matrix_bytes * (size_t)desc->n_stack;
     return 0;
 }

@@ -16,6 +16,7 @@ struct bench_options {
     int n_entries;                  /* that a cache has in which something is looked up */
     int n_tokens;                   /* of a long prefix */
     int n_chats, n_turns;           /* of a trace */
+    const char *model_shape;        /* of the shapes a group knows, this one alone; NULL: all it does */
 };
 
 struct bench_group {

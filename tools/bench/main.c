@@ -65,7 +65,7 @@ static bool take_option(struct bench_options *options, const char *name, const c
         {"--spillwayd", NULL, &options->spillwayd}, {"--socket", NULL, &options->socket},
         {"--folder", NULL, &options->folder},       {"--entries", &options->n_entries, NULL},
         {"--tokens", &options->n_tokens, NULL},     {"--chats", &options->n_chats, NULL},
-        {"--turns", &options->n_turns, NULL},
+        {"--turns", &options->n_turns, NULL},       {"--model-shape", NULL, &options->model_shape},
     };
 
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
