@@ -408,9 +408,12 @@ static bool make_room(struct engine *engine, struct seq *seq) {
     n = schedule_victim(engine->list, n);
     assert(n >= 0); /* the seq itself has a place */
     victim = engine->list_seqs[n];
-    if (victim != seq || engine->n_free_places < engine->options.n_places - 1)
+    if (victim != seq || engine->n_free_places < engine->options.n_places - 1) {
         engine_preempt(engine, victim);
-    else if (!are_copies_out(engine))
+    } else if (pages_n_doubles(&engine->pages[seq->slot]) > 0) { /* it fits, but not twice */
+        seq->publishes_late = true;
+        engine_preempt(engine, seq);
+    } else if (!are_copies_out(engine))
         engine_finish(engine, seq, SEQ_END_NO_SPACE);
     return victim != seq && victim->state == SEQ_WAITING;
 }

@@ -54,7 +54,9 @@ static void reap_given(struct engine *engine, const struct plan_part *parts, int
 
         assert(out[i].slot == seq->slot);
         seq->len = out[i].len;
-        if (parts[i].state_slot != KV_NO_SLOT)
+        if (parts[i].state_slot != KV_NO_SLOT && seq->publishes_late)
+            pages_give_state(&engine->pages[seq->slot], parts[i].state_slot);
+        else if (parts[i].state_slot != KV_NO_SLOT)
             engine_publish(engine, seq, seq->len, parts[i].state_slot);
         if (!seq->has_ended && !was_fed)
             seq->calls->on_progress(seq->user, min_int(seq->len, seq->n_prompt), seq->n_prompt);

@@ -214,6 +214,14 @@ void pages_publish_restored(struct seq_pages *p, const struct seq_keys *keys) {
     pages_publish(p, keys, p->n_restored * PAGE_TOKENS, state_slot);
 }
 
+int pages_n_doubles(const struct seq_pages *p) {
+    int n = 0;
+
+    for (int page = 0; page < p->n_published; page++)
+        n += (p->own[page] & 1u << KV_TARGET_FULL) != 0;
+    return n;
+}
+
 /* ---- growing -------------------------------------------------------------------------------------------------------- */
 
 static void give_page(struct seq_pages *p, enum kv_group group, int page) {

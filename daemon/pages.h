@@ -72,6 +72,9 @@ void pages_add_restore(const struct seq_pages *pages, const struct kv_restore *r
 /* The copies are done. Where one failed, all that remains is pages_end(). */
 void pages_publish_restored(struct seq_pages *pages, const struct seq_keys *keys);
 
+/* Pages of the seq's own that the index has from another seq too, and holds because this one publishes behind them. */
+int pages_n_doubles(const struct seq_pages *pages);
+
 /* From now on the seq, which is large and wants n_pages of target_full, streams. */
 void pages_begin_streaming(struct seq_pages *pages, int n_pages);
 /* Moves one page, if none is on its way, towards n_more pages on the device than it began with; true: one is now, with the

@@ -96,6 +96,7 @@ struct seq {
     bool was_restored;          /* pages below were looked for */
     struct kv_found found;      /* before it was restored; zero: nothing was looked for */
     bool has_lost_restore;      /* not all of one came: it is not tried again */
+    bool publishes_late;        /* at its end: pages that others had published too took the room that it needs */
     uint64_t restore_plan;      /* copies the restore point it begins with; 0: that is done, or not sent */
     bool is_granted;            /* plans on their way may write the rolling restore point */
     int rolled;                 /* tokens of the one in the rolling slot, to be held; 0: none */
