@@ -284,6 +284,7 @@ void engine_turn(struct engine *engine) {
     engine_watch_restores(engine);
     while (engine->error == 0 && engine->n_sent - engine->n_done < DEVICE_PLANS_MAX) {
         struct plan *plan = &engine->plans[engine->n_sent % DEVICE_PLANS_MAX];
+        uint64_t n_preemptions = engine->view.n_preemptions;
         bool is_empty;
 
         plan_clear(plan);
@@ -293,7 +294,7 @@ void engine_turn(struct engine *engine) {
         engine->is_busy = false;
         if (is_empty) {
             drop_plan(engine, plan);
-            if (!engine_settle_all(engine))
+            if (!engine_settle_all(engine) && engine->view.n_preemptions == n_preemptions)
                 return;
             continue; /* pages may have come back */
         }

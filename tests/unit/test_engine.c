@@ -301,19 +301,44 @@ static struct engine_rig_options with_tier_below(int n_places) {
     return options;
 }
 
-static struct seq *submit_with_cuts(struct engine_rig *rig, struct client *client) {
-    struct seq *seq = new_seq(rig, client, BELOW_PROMPT, 10);
+static struct seq *submit_with_cuts(struct engine_rig *rig, struct client *client, int max_tokens) {
+    struct seq *seq = new_seq(rig, client, BELOW_PROMPT, max_tokens);
 
     seq->n_cuts = cuts_find(&(struct cuts_prompt){.n = BELOW_PROMPT, .n_max = 4}, seq->cuts);
     assert_int_equal(engine_submit(rig->engine, seq), 0);
     return seq;
 }
 
+/* Both compute the same prompt, as neither finds it yet: the second one has pages of its own beside those that the first one
+ * published, and hangs its next ones behind these. */
+static void pages_that_two_have_filled_leave_room_for_who_fits_alone(void **state) {
+    enum { N_TOKENS = CONTEXT - BELOW_PROMPT };
+    struct engine_rig_options options = engine_rig_roomy(2, CONTEXT);
+    struct client brief = {0}, twin = {0};
+    struct engine_view view;
+    struct engine_rig rig;
+
+    (void)state;
+    options.n_slots[KV_TARGET_FULL] = 9;
+    engine_rig_open(&rig, &pair_, &options);
+    submit_with_cuts(&rig, &twin, N_TOKENS);
+    submit_with_cuts(&rig, &brief, 1);
+    turn_until_quiet(&rig);
+    assert_int_equal(brief.n_ends, 1);
+    assert_int_equal(twin.n_ends, 1);
+    assert_int_equal(twin.why, SEQ_END_LENGTH);
+    assert_int_equal(twin.n_tokens, N_TOKENS);
+    engine_look(rig.engine, &view);
+    assert_int_equal(view.n_preemptions, 1);
+    engine_rig_check_is_idle(&rig);
+    engine_rig_close(&rig);
+}
+
 /* A prompt that lies in the host tier alone. */
 static void put_prompt_below(struct engine_rig *rig) {
     struct client client = {0};
 
-    submit_with_cuts(rig, &client);
+    submit_with_cuts(rig, &client, 10);
     turn_until_quiet(rig);
     assert_int_equal(client.n_ends, 1);
     kv_store_evict_all(rig->store);
@@ -345,7 +370,7 @@ static void a_prompt_that_lies_below_is_brought_up(void **state) {
     put_prompt_below(&rig);
     let_another_run(&rig, &other);
     before = n_computed(&rig);
-    submit_with_cuts(&rig, &client);
+    submit_with_cuts(&rig, &client, 10);
     turn_until_quiet(&rig);
     assert_int_equal(client.why, SEQ_END_LENGTH);
     assert_int_equal(n_computed(&rig) - before, BELOW_PROMPT - BELOW_FOUND);
@@ -365,7 +390,7 @@ static void what_cannot_be_brought_up_is_computed(void **state) {
     let_another_run(&rig, &other);
     before = n_computed(&rig);
     rig.fails_copies = true;
-    submit_with_cuts(&rig, &client);
+    submit_with_cuts(&rig, &client, 10);
     turn_until_quiet(&rig);
     assert_int_equal(client.why, SEQ_END_LENGTH);
     assert_int_equal(client.n_tokens, 10);
@@ -387,7 +412,7 @@ static void who_ends_during_a_restore_goes_when_its_copies_are_home(void **state
     for (int fails = 0; fails < 2; fails++) {
         kv_store_evict_all(rig.store);
         let_another_run(&rig, &other);
-        seq = submit_with_cuts(&rig, &client);
+        seq = submit_with_cuts(&rig, &client, 10);
         engine_turn(rig.engine);
         kv_restores_stats(rig.restores, &stats);
         assert_int_equal(stats.n_now, 1);
@@ -412,7 +437,7 @@ static void pages_under_copies_are_waited_for(void **state) {
     (void)state;
     options.n_slots[KV_TARGET_FULL] = 8;
     engine_rig_open(&rig, &pair_, &options);
-    submit_with_cuts(&rig, &first);
+    submit_with_cuts(&rig, &first, 10);
     while (first.n_ends == 0) { /* nobody looks at its copies */
         engine_turn(rig.engine);
         engine_rig_dispatch(&rig);
@@ -514,6 +539,7 @@ int main(void) {
         cmocka_unit_test(what_a_parked_seq_holds_is_for_those_that_go_on),
         cmocka_unit_test(alone_and_without_pages_a_seq_ends),
         cmocka_unit_test(alone_and_without_states_a_seq_ends),
+        cmocka_unit_test(pages_that_two_have_filled_leave_room_for_who_fits_alone),
         cmocka_unit_test(a_preempted_seq_runs_again_what_it_had_said_through_the_verify_path),
         cmocka_unit_test(closing_brings_back_restore_points_on_their_way),
         cmocka_unit_test(a_call_may_end_another_seq),
