@@ -195,6 +195,14 @@ static void evict(const struct call *call) {
     put_int(call->out, "bytes", (int64_t)n_freed);
 }
 
+/* What is only being looked at does not leave with the others. */
+static bool is_looked_at(const struct chore *chore) {
+    const struct pair *pair = &chore->errand.service->pair;
+
+    return pair->scrub && kv_scrub_is_looking(pair->scrub) && !chore->errand.is_stopping &&
+           service_now_us() < chore->until_us;
+}
+
 /* What leaves a tier shall be in the one below by then, if it is to be there at all. */
 static bool step_evict(struct errand *errand) {
     struct chore *chore = chore_of(errand);
@@ -212,7 +220,7 @@ static bool step_evict(struct errand *errand) {
     } else if (chore->state == CHORE_SAVING && (errand->is_stopping || !kv_vault_is_saving(pair->vault))) {
         enter(chore, CHORE_OVER);
     }
-    if (chore->state != CHORE_OVER)
+    if (chore->state != CHORE_OVER || is_looked_at(chore))
         return false;
     call = call_of_errand(errand, &refusal);
     evict(&call);

@@ -161,6 +161,10 @@ uint64_t kv_scrub_turn(struct kv_scrub *scrub, bool is_idle) {
     }
 }
 
+bool kv_scrub_is_looking(const struct kv_scrub *scrub) {
+    return scrub->sample.is_out || scrub->is_slot_out;
+}
+
 void kv_scrub_stats(const struct kv_scrub *scrub, struct kv_scrub_stats *ret_stats) {
     *ret_stats = scrub->stats;
 }

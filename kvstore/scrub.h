@@ -26,6 +26,9 @@ void kv_scrub_close(struct kv_scrub *scrub);
  * latest, on the clock; 0: not before what is out has come home. */
 uint64_t kv_scrub_turn(struct kv_scrub *scrub, bool is_idle);
 
+/* A page is held by it, and does not leave. */
+bool kv_scrub_is_looking(const struct kv_scrub *scrub);
+
 struct kv_scrub_stats {
     uint64_t n_rounds;                       /* done */
     uint64_t n_disk, n_host, bytes;          /* looked at */
