@@ -328,10 +328,12 @@ static void steps_go_on_while_the_disk_stalls(void **state) {
         struct engine_rig rig;
 
         open_timed(&rig, deadlines_us[d]);
-        for (int i = 0; i < N_STALLED; i++) /* without a stall */
+        for (int i = 0; i < N_STALLED; i++) { /* without a stall, and without what the same prompt left before */
             n_plans[i] = n_plans_of(&rig, &again, 10 + i);
-        settle(&rig);
-        kv_vault_evict_bytes(rig.disk.vault, UINT64_MAX);
+            settle(&rig);
+            forget(&rig);
+            kv_vault_evict_bytes(rig.disk.vault, UINT64_MAX);
+        }
         put_on_disk(&rig, &cold, 1);
         disk_faults_always(rig.disk.faults, DISK_CALL_WRITE, (struct disk_fault){.is_held = true, .is_deaf = true});
         disk_faults_always(rig.disk.faults, DISK_CALL_SYNC, (struct disk_fault){.is_held = true, .is_deaf = true});
