@@ -21,8 +21,8 @@ struct device_copies {
  * which its seq begins, then of all pages the part of the first full-attention layer, of the second, ...; the drafter's
  * pages, for which no layer waits, come last. All of it has arrived, or was given up, when the work is done. */
 struct device_restore {
-    struct device_copies
-        copies; /* one for the restore point, n_pages for pages of target_full, the rest for the drafter's; none: nothing is copied */
+    /* One for the restore point, n_pages for pages of target_full, the rest for the drafter's; none: nothing is copied. */
+    struct device_copies copies;
     int n_pages;
     int n_layers;            /* of a page, of equal size */
     struct device_copy live; /* after the first one: to where the seq goes on from it */

@@ -413,8 +413,9 @@ static bool make_room(struct engine *engine, struct seq *seq) {
     } else if (pages_n_doubles(&engine->pages[seq->slot]) > 0) { /* it fits, but not twice */
         seq->publishes_late = true;
         engine_preempt(engine, seq);
-    } else if (!are_copies_out(engine))
+    } else if (!are_copies_out(engine)) {
         engine_finish(engine, seq, SEQ_END_NO_SPACE);
+    }
     return victim != seq && victim->state == SEQ_WAITING;
 }
 

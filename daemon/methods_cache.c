@@ -148,14 +148,18 @@ static void enter(struct chore *chore, enum chore_state state) {
     chore->errand.has_moved = true;
 }
 
-/* What was answered has let go of its pages, and they are below. Or others go on and on. */
+/* Others go on and on, or the process ends. */
+static bool is_out_of_time(const struct chore *chore) {
+    return chore->errand.is_stopping || service_now_us() >= chore->until_us;
+}
+
+/* What was answered has let go of its pages, and they are below. */
 static bool is_spilled(const struct chore *chore) {
     const struct pair *pair = &chore->errand.service->pair;
     struct engine_view view;
 
     engine_look(pair->engine, &view);
-    return chore->errand.is_stopping || service_now_us() >= chore->until_us ||
-           (view.n_leaving == 0 && (!pair->spill || kv_spill_is_idle(pair->spill)));
+    return is_out_of_time(chore) || (view.n_leaving == 0 && (!pair->spill || kv_spill_is_idle(pair->spill)));
 }
 
 /* ---- making room ---------------------------------------------------------------------------------------------------- */
@@ -199,8 +203,7 @@ static void evict(const struct call *call) {
 static bool is_looked_at(const struct chore *chore) {
     const struct pair *pair = &chore->errand.service->pair;
 
-    return pair->scrub && kv_scrub_is_looking(pair->scrub) && !chore->errand.is_stopping &&
-           service_now_us() < chore->until_us;
+    return pair->scrub && kv_scrub_is_looking(pair->scrub) && !is_out_of_time(chore);
 }
 
 /* What leaves a tier shall be in the one below by then, if it is to be there at all. */

@@ -178,17 +178,6 @@ int pages_begin_restored(struct seq_pages *p, struct kv_restores *restores, cons
     return 0;
 }
 
-static void add_handed(const struct seq_pages *p, const struct kv_handed *handed, struct device_copies *copies) {
-    const struct model_space *view = &p->tables->view;
-    size_t bytes = handed->group == KV_TARGET_STATE  ? view->target_state.slot_bytes
-                   : handed->group == KV_TARGET_FULL ? view->target_full.page_bytes
-                   : handed->group == KV_DRAFT_FULL  ? view->draft_full.page_bytes
-                                                     : view->draft_sliding.page_bytes;
-    char *arena = kv_store_arena(p->store, handed->group);
-
-    device_copies_add(copies, arena + handed->slot * bytes, handed->src, bytes);
-}
-
 void pages_add_restore(const struct seq_pages *p, const struct kv_restore *restore, struct device_restore *ret) {
     const struct model_space *view = &p->tables->view;
 
@@ -197,7 +186,7 @@ void pages_add_restore(const struct seq_pages *p, const struct kv_restore *resto
             struct kv_handed handed = kv_restore_handed(restore, (uint32_t)i);
 
             if (pass == (handed.group == KV_TARGET_STATE ? 0 : handed.group == KV_TARGET_FULL ? 1 : 2))
-                add_handed(p, &handed, &ret->copies);
+                device_copies_add(&ret->copies, handed.transfer.dst, handed.transfer.src, handed.transfer.bytes);
         }
         if (pass == 1)
             ret->n_pages = ret->copies.n - 1;

@@ -206,6 +206,7 @@ static bool is_idle(const struct service *service) {
 void tiers_turn(struct service *service) {
     struct pair *pair = &service->pair;
     uint64_t next = 0, now;
+    bool may_look_around;
 
     do {
         engine_turn(pair->engine);
@@ -213,13 +214,14 @@ void tiers_turn(struct service *service) {
     pressure_turn(service->pressure);
     if (!pair->shelf)
         return;
+    may_look_around = is_idle(service);
     if (pair->vault)
-        kv_vault_let_warm(pair->vault, is_idle(service));
+        kv_vault_let_warm(pair->vault, may_look_around);
     do
         next = pair->vault ? kv_vault_turn(pair->vault) : 0;
     while (kv_spill_turn(pair->spill));
     if (pair->scrub)
-        next = sooner(next, kv_scrub_turn(pair->scrub, is_idle(service) && tiers_are_quiet(service)));
+        next = sooner(next, kv_scrub_turn(pair->scrub, may_look_around && tiers_are_quiet(service)));
     now = service_now_us();
     if (pair->vault)
         tell(service);

@@ -368,16 +368,21 @@ static void on_read(struct kv_vault_read *read, int result) {
 
 /* ---- copying -------------------------------------------------------------------------------------------------------- */
 
-static void add_copy(struct kv_restore *restore, uint32_t idx) {
+static struct kv_transfer transfer_of(const struct kv_restore *restore, const struct item *item) {
     struct kv_store *store = restore->restores->options.store;
+
+    return (struct kv_transfer){kv_store_slot(store, item->group, item->slot), item->src,
+                                store->group[item->group].slot_bytes};
+}
+
+static void add_copy(struct kv_restore *restore, uint32_t idx) {
     struct item *item = &restore->items[idx];
 
     if (item->state != ITEM_ON_HOST)
         return;
     item->state = ITEM_COPYING;
     restore->batch_items[restore->batch.n] = idx;
-    restore->batch.transfers[restore->batch.n++] = (struct kv_transfer){
-        kv_store_slot(store, item->group, item->slot), item->src, store->group[item->group].slot_bytes};
+    restore->batch.transfers[restore->batch.n++] = transfer_of(restore, item);
 }
 
 /* What has been read, and then what the shelf had from the beginning: pinned there, it may be in the way of what is still
@@ -644,7 +649,7 @@ struct kv_handed kv_restore_handed(const struct kv_restore *restore, uint32_t i)
     const struct item *item = &restore->items[i];
 
     assert(restore->is_handed && i < restore->n_items);
-    return (struct kv_handed){item->group, item->page, item->slot, item->src};
+    return (struct kv_handed){item->group, item->page, item->slot, transfer_of(restore, item)};
 }
 
 void kv_restore_copied(struct kv_restore *restore, int result) {

@@ -60,7 +60,7 @@ struct kv_handover {
 struct kv_handed {
     enum kv_group group;
     uint32_t page, slot;
-    const void *src;
+    struct kv_transfer transfer; /* that fills it */
 };
 int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
                          uint32_t n_pages, struct kv_lease *lease, struct kv_handover *ret_handover,

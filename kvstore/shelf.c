@@ -311,6 +311,7 @@ int kv_shelf_reserve(struct kv_shelf *shelf, const struct kv_page_name *name, en
     return 0;
 }
 
+/* At its place among the others: `used` says when it was. */
 static void offer_to_leave(struct kv_shelf *shelf, uint32_t record, enum kv_group group) {
     struct shelf_copy *copy = &shelf->records[record].copies[group];
 
@@ -496,12 +497,8 @@ uint64_t kv_shelf_shrink(struct kv_shelf *shelf, uint64_t n_bytes,
             break;
         given += group->slot_bytes;
     }
-    while (n_aside-- > 0) {
-        g = (int)shelf->aside[n_aside].group;
-        kv_evict_put(&shelf->group[g].evict, shelf->aside[n_aside].record,
-                     shelf->records[shelf->aside[n_aside].record].owner,
-                     kv_evict_order(false, shelf->records[shelf->aside[n_aside].record].copies[g].used));
-    }
+    while (n_aside-- > 0)
+        offer_to_leave(shelf, shelf->aside[n_aside].record, shelf->aside[n_aside].group);
     return given;
 }
 

@@ -40,8 +40,8 @@ enum kv_spill_depth {
 };
 
 /* The first n_pages pages of the lease, and the restore point at their end, shall be below too. What is there already is
- * not copied again; what does not fit as a whole and is not to go to
- * the disk is not copied at all. uid: whose namespace they are of. */
+ * not copied again; what does not fit as a whole and is not to go to the disk is not copied at all. uid: whose namespace
+ * they are of. */
 void kv_spill_start(struct kv_spill *spill, const struct kv_lease *lease, uint32_t n_pages, uint32_t uid,
                     enum kv_spill_depth depth);
 bool kv_spill_is_idle(const struct kv_spill *spill);

@@ -46,8 +46,8 @@ int kv_store_root(const struct kv_store *store, uint32_t uid, struct kv_key *ret
 
 /* ---- private slots ---- */
 
-/* A slot of unspecified content. If none is free, what the index needs least in this group leaves it (of who has more than his share, if anybody has), and with a target
- * page its restore point and draft pages. E_FULL: all slots are private or pinned. */
+/* A slot of unspecified content. If none is free, what the index needs least in this group leaves it (of who has more than his
+ * share, if anybody has), and with a target page its restore point and draft pages. E_FULL: all slots are private or pinned. */
 int kv_store_take(struct kv_store *store, enum kv_group group, uint32_t *ret_slot);
 void kv_store_give(struct kv_store *store, enum kv_group group, uint32_t slot);
 

@@ -1,8 +1,7 @@
 /* vault_internal: the insides of a vault. vault.c: its life, its turns, what leaves; vault_folder.c: the files that were
- * there before; vault_segments.c: files, syncs;
- * vault_save.c: pages go down; vault_read.c: pages come up; vault_scan.c: what the folder held at open; vault_warm.c: what
- * of that is brought up at once; vault_verify.c:
- * everything is read once, or a slot now and then. */
+ * there before; vault_segments.c: files, syncs; vault_save.c: pages go down; vault_read.c: pages come up; vault_scan.c: what
+ * the folder held at open; vault_warm.c: what of that is brought up at once; vault_verify.c: everything is read once, or a
+ * slot now and then. */
 #pragma once
 #include "breaker.h"
 #include "catalog.h"

@@ -178,16 +178,21 @@ static void what_is_pinned_stays_and_saving_goes_without(void **state) {
     vr_free(&rig);
 }
 
+/* Three are for pages, if they are wanted, and one is for states. */
+static void init_four_segments(struct vault_rig *rig) {
+    vr_init(rig);
+    make_pages_large(rig);
+    rig->options.disk_bytes = 4 * (uint64_t)VR_SEGMENT;
+    rig->options.group[KV_TARGET_FULL].share = 100;
+    rig->options.group[KV_TARGET_STATE].share = 75;
+}
+
 static void segments_go_from_one_group_to_another(void **state) {
     static struct vault_chain chain, last;
     struct vault_rig rig;
 
     (void)state;
-    vr_init(&rig);
-    make_pages_large(&rig);
-    rig.options.disk_bytes = 4 * (uint64_t)VR_SEGMENT;
-    rig.options.group[KV_TARGET_FULL].share = 100;
-    rig.options.group[KV_TARGET_STATE].share = 75;
+    init_four_segments(&rig);
     vr_use_faults(&rig);
     vr_open(&rig);
     for (int i = 0; i < 5; i++) { /* three segments of pages, one of states */
@@ -229,11 +234,7 @@ static void what_left_a_segment_that_nobody_could_have_stays_purged(void **state
     struct vault_rig rig;
 
     (void)state;
-    vr_init(&rig);
-    make_pages_large(&rig);
-    rig.options.disk_bytes = 4 * (uint64_t)VR_SEGMENT;
-    rig.options.group[KV_TARGET_FULL].share = 100;
-    rig.options.group[KV_TARGET_STATE].share = 75;
+    init_four_segments(&rig);
     vr_open(&rig);
     for (int i = 0; i < 5; i++) { /* three segments of pages, one of states */
         vr_chain(&rig, &chains[i], 1 + i, 9);
