@@ -15,6 +15,7 @@ from harness import Daemon  # noqa: E402
 def pytest_addoption(parser):
     parser.addoption("--spillwayd", required=True, help="the program under test")
     parser.addoption("--spillway", help="the command-line client")
+    parser.addoption("--backend", default="cpu", help="model.backend of the daemons")
     parser.addoption("--soak", type=int, help="seconds of test_soak.py")
     parser.addoption("--spillway-bench", help="the benchmarks")
     parser.addoption("--coarse-disk", help="tests/fake/coarse_disk.c")
@@ -26,14 +27,20 @@ def long(request):
     return request.config.getoption("--long")
 
 
+@pytest.fixture(scope="session")
+def backend(request):
+    return request.config.getoption("--backend")
+
+
 def daemons(request, folder_of_all):
     started = []
     program = os.path.abspath(request.config.getoption("--spillwayd"))
+    backend = request.config.getoption("--backend")
 
     def start(ready=True, args=(), env=None, **settings):
         folder = folder_of_all / str(len(started))
         folder.mkdir()
-        one = Daemon(program, folder, settings, args, {**os.environ, **(env or {})})
+        one = Daemon(program, folder, {"model.backend": backend, **settings}, args, {**os.environ, **(env or {})})
         started.append(one)
         if ready:
             one.wait_ready()

@@ -15,7 +15,7 @@ class Daemon:
         self.socket = str(folder / "s")
         self.status = 0  # that it is to end with
         self.log_path = folder / "log"
-        settings = {"server.socket": self.socket, "model.backend": "cpu", "kv.device_bytes": "128MiB", **settings}
+        settings = {"server.socket": self.socket, "kv.device_bytes": "128MiB", **settings}
         command = [program, *args]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]

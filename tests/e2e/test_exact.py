@@ -97,7 +97,9 @@ def test_penalties_bias_and_logprobs_are_the_same_with_drafts_and_in_a_batch(dae
     assert sum(answer["usage"]["draft"]["accepted"] for answer in together) > 0
 
 
-def test_reference_numerics_write_what_the_reference_implementation_wrote(daemon, long):
+def test_reference_numerics_write_what_the_reference_implementation_wrote(daemon, long, backend):
+    if backend != "cpu":
+        pytest.skip(f"{backend} has one numeric mode")
     cases = TINY.cases if long else [case for case in TINY.cases if is_decided(case)][5:7]
     with daemon(**{"model.numeric": "reference", "draft.fallback": "false"}).connect() as client:
         answers = ask_all(client, [{"prompt_ids": case["prompt_ids"], "temperature": 0, "max_tokens": N_TOKENS}
@@ -121,11 +123,12 @@ def test_fast_numerics_accept_as_many_drafts(daemon):
 
 @pytest.mark.parametrize("params", ({}, {"speculate": False}, {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.3}),
                          ids=("drafts", "plain", "sampled"))
-def test_who_is_preempted_goes_on_with_the_same_tokens(daemon, long, params):
-    """Two seqs that come to need 8 pages each share 15: both are admitted, and pages run out while they decode."""
+def test_who_is_preempted_goes_on_with_the_same_tokens(daemon, long, backend, params):
+    """Seqs that come to need 8 pages each share 15: two are admitted, and pages run out while they decode. On a card one
+    may have ended before the next has come to its last pages, so there it takes more of them."""
     small = {"kv.device_bytes": "25MiB", "kv.dtype": "f32", "kv.draft_dtype": "f32", "draft.fallback": "false"}
     asked = [{"prompt_ids": TINY.prompts[9][i:] + TINY.prompts[9][:i], "temperature": 0, "ignore_eos": True,
-              "max_tokens": 180, **params} for i in range(12 if long else 2)]
+              "max_tokens": 180, **params} for i in range(12 if long or backend != "cpu" else 2)]
     one = daemon(**small)
     with one.connect() as client:
         alone = ask_one_by_one(client, [{**request, "cache": "bypass"} for request in asked])

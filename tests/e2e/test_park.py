@@ -16,6 +16,7 @@ PAIR = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
 TEXT = [token for prompt in PAIR.prompts for token in prompt]
 NOTHING = {"device": 0, "host": 0, "disk": 0}
 PAGE_BYTES = (128 + 64) << 10  # of target_full and draft_full
+LONG = {"limits.max_context": 32768}  # what write_on needs
 
 
 @pytest.fixture
@@ -38,6 +39,12 @@ def begin(client, name, n_prompt=500):
     client.call("session.open", {"name": name})
     turn(client, name, TEXT[:n_prompt])
     return (session(client, name)["n_tokens"]) // 64 * 64
+
+
+def write_on(client, name):
+    """More than any device writes within seconds."""
+    return client.generate(prompt_ids=TEXT[:50], session=name, max_tokens=30000, temperature=0, ignore_eos=True,
+                           speculate=False)
 
 
 def down(info):
@@ -185,10 +192,10 @@ def test_parking_one_leaves_what_others_share(daemon, disk):
 
 
 def test_a_session_in_use_is_not_parked(daemon, disk):
-    one = daemon(**disk)
+    one = daemon(**disk, **LONG)
     with one.connect() as client, one.connect() as other:
         begin(client, "a")
-        generation = other.generate(prompt_ids=TEXT[:50], session="a", max_tokens=2000, temperature=0, ignore_eos=True)
+        generation = write_on(other, "a")
         next(e for e in generation if e["type"] == "delta")
         with pytest.raises(spillway.Busy):
             client.call("session.park", {"name": "a"})
@@ -387,11 +394,11 @@ def test_the_manager_hears_what_the_end_takes_its_time_for(daemon, disk, manager
 
 
 def test_a_request_that_runs_is_ended_in_time_for_its_session_to_be_parked(daemon, disk):
-    settings = {**disk, "server.drain_timeout": "4s"}
+    settings = {**disk, **LONG, "server.drain_timeout": "4s"}
     one = daemon(**settings)
     with one.connect() as client:
         b = begin(client, "a")
-        generation = client.generate(prompt_ids=TEXT[:50], session="a", max_tokens=3000, temperature=0, ignore_eos=True)
+        generation = write_on(client, "a")
         next(e for e in generation if e["type"] == "delta")
         begun = time.monotonic()
         one.process.send_signal(signal.SIGTERM)

@@ -49,7 +49,7 @@ def small(n_context, device_bytes, **settings):
 def planned_pages(request, settings):
     """Of the model and of the drafter, as the plan of this configuration says; 0: it is refused."""
     args = [request.config.getoption("--spillwayd"), "--plan"]
-    for key, value in {"model.backend": "cpu", **settings}.items():
+    for key, value in {"model.backend": request.config.getoption("--backend"), **settings}.items():
         args += ["--set", f"{key}={value}"]
     plan = subprocess.run(args, capture_output=True, text=True, check=False).stdout
     found = [re.search(group + r" +\S+ \S+ +(\d+)", plan) for group in ("target_full", "draft_full")]
