@@ -56,6 +56,11 @@ class Daemon:
         with open(f"/proc/{self.pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    def has_sanitizer(self):
+        with open(f"/proc/{self.pid}/maps") as maps:
+            text = maps.read()
+        return "libasan" in text or "libtsan" in text
+
     def n_fds(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 

@@ -279,14 +279,9 @@ def test_shutting_down_for_what_comes_while_draining(daemon):
     assert draining.process.wait(timeout=30) == 0
 
 
-def has_sanitizer(one):
-    with open(f"/proc/{one.pid}/maps") as maps:
-        return any(name in maps.read() for name in ("libasan", "libtsan"))
-
-
 def test_internal_without_memory_and_all_is_well_after_it(daemon):
     poor = daemon()
-    if has_sanitizer(poor):
+    if poor.has_sanitizer():
         pytest.skip("a sanitizer ends the process when memory is out")
 
     async def check():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from raw import Raw
 from test_abuse import wait_at_rest
-from test_errors import has_sanitizer
 
 N_CLIENTS = 12
 
@@ -76,7 +75,7 @@ def test_memory_is_flat_over_many_requests(daemon, long):
         sizes.append(memory(one))
         resident.append(one.rss_bytes() >> 10)
     print(f"{n} requests, KiB of heap and mappings {sizes}, resident {resident}")
-    if not has_sanitizer(one):  # those keep what was freed
+    if not one.has_sanitizer():  # those keep what was freed
         assert sizes[-1][0] - sizes[0][0] < 512
         assert sizes[-1][1] - sizes[0][1] < 2048
         assert max(resident) - resident[0] < 48 << 10

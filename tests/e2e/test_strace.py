@@ -135,9 +135,10 @@ def test_spilling_at_full_rate_makes_no_file_call_in_a_thread_of_the_steps(daemo
     for thread in running:
         thread.start()
     samples, wanted = [], 5000 if long else 1000
-    while n_steps() < wanted:
-        time.sleep(0.25)
-        samples.append(one.metrics()["spillway_disk_saved_bytes_total"])
+    while (n := n_steps()) < wanted:
+        time.sleep(0.05)
+        if n >= 20 * len(samples):
+            samples.append(one.metrics()["spillway_disk_saved_bytes_total"])
     stop.set()
     for thread in running:
         thread.join()
