@@ -1,0 +1,227 @@
+#include "cycles.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+#include "network.h"
+
+enum { RUNS = 2 }; /* in a row, as many as the daemon has on their way */
+static_assert((int)RUNS <= (int)NETWORK_AHEAD, "the ring holds all steps of a sample");
+
+enum { STAND_FEW, STAND_ALL, STAND_N };
+
+static const char *const names[STAND_N] = {"cycle, drafts as they fall", "cycle, every draft stands"};
+
+struct cycle {
+    double seconds, accept; /* tokens per seq and cycle */
+    double n_experts;
+};
+
+struct cycles {
+    struct rig *rig;
+    const struct rig_shape *shape;
+    struct cycle cycles[STAND_N][RIG_LIST_MAX][RIG_LIST_MAX]; /* [][context][batch] */
+};
+
+/* ---- measuring ------------------------------------------------------------------------------------------------------ */
+
+/* Tokens per seq of the RUNS latest steps. */
+static double mean_accept(const struct model *model, int n_seqs) {
+    const struct step_ring *ring = model_ring(model);
+    int n = 0;
+
+    for (uint64_t step = *ring->n_steps - RUNS; step < *ring->n_steps; step++)
+        for (int seq = 0; seq < n_seqs; seq++)
+            n += ring->out[step % (uint64_t)ring->n_steps_max * (uint64_t)ring->n_segs_max + (uint64_t)seq].n_tokens;
+    return (double)n / RUNS / n_seqs;
+}
+
+static int time_cycles(struct network *net, struct model_pass *pass, const int32_t *list, int context,
+                       double *ret_seconds) {
+    static double samples[RIG_REPEATS_MAX];
+    struct rig *rig = net->rig;
+    int r = 0;
+
+    for (int i = -1; r == 0 && i < rig->options->n_repeats; i++) {
+        double start;
+
+        r = network_place(net, context);
+        start = bench_now();
+        for (int k = 0; r == 0 && k < RUNS; k++)
+            r = model_pass_run_cycle(pass, rig->compute, list, NULL);
+        if (r == 0)
+            r = backend_stream_wait(rig->backend, rig->compute);
+        samples[max_int(i, 0)] = (bench_now() - start) / RUNS;
+    }
+    if (r == 0)
+        *ret_seconds = bench_median(samples, rig->options->n_repeats);
+    return r;
+}
+
+static int measure_cycle(struct network *net, int context, int n_seqs, struct cycle *ret_cycle) {
+    const struct backend *backend = net->rig->backend;
+    struct model_pass_options options = {.kind = PASS_CYCLE, .n_segs_max = n_seqs, .routing = true};
+    size_t list_bytes = (size_t)(n_seqs + 1) * sizeof(int32_t);
+    int n_rows = n_seqs * model_info(net->model)->block_size;
+    struct model_pass *pass = NULL;
+    void *memory = NULL;
+    int32_t *list;
+    int r = backend->mem_alloc(net->rig->device, MEM_HOST, list_bytes, &memory);
+
+    list = memory;
+    if (r == 0)
+        r = model_pass_new(net->model, &net->space.view, &options, &pass);
+    for (int i = 0; r == 0 && i < n_seqs; i++)
+        list[1 + i] = i;
+    if (r == 0) {
+        list[0] = n_seqs;
+        r = time_cycles(net, pass, list, context, &ret_cycle->seconds);
+    }
+    if (r == 0)
+        r = network_experts(net, pass, n_rows, n_rows, &ret_cycle->n_experts);
+    if (r == 0)
+        ret_cycle->accept = mean_accept(net->model, n_seqs);
+    model_pass_free(pass);
+    if (memory)
+        backend->mem_free(net->rig->device, MEM_HOST, memory, list_bytes);
+    return r;
+}
+
+/* ---- figures -------------------------------------------------------------------------------------------------------- */
+
+static struct need need_cycle(const struct model_info *info, int context, int n_seqs, double n_experts) {
+    struct need draft = need_draft(info, n_seqs, context);
+    struct need verify = need_target(info, &(struct need_rows){.n_seqs = n_seqs,
+                                                               .n_rows = info->block_size,
+                                                               .n_outs = info->block_size,
+                                                               .context = context,
+                                                               .is_frozen = true,
+                                                               .n_experts = n_experts});
+
+    return (struct need){draft.bytes + verify.bytes, draft.kv_bytes + verify.kv_bytes, draft.ops + verify.ops};
+}
+
+static void put_cycle(struct network *net, const char *name, int context, int n_seqs, const struct cycle *cycle) {
+    const struct model_info *info = model_info(net->model);
+    struct need need = need_cycle(info, context, n_seqs, cycle->n_experts);
+    struct figure figure = {.group = "cycle",
+                            .shape = net->shape->name,
+                            .name = name,
+                            .context = context,
+                            .batch = n_seqs,
+                            .seconds = cycle->seconds,
+                            .bytes = need.bytes,
+                            .ops = need.ops};
+
+    figure_add(&figure, "kv_GB", need.kv_bytes * 1e-9);
+    figure_add(&figure, "tokens_per_cycle", cycle->accept);
+    figure_add(&figure, "tokens_per_s", cycle->accept * n_seqs / cycle->seconds);
+    if (info->target.n_experts > 0)
+        figure_add(&figure, "experts_per_layer", cycle->n_experts);
+    figures_put(&net->rig->figures, &figure);
+}
+
+/* Its two passes by themselves; the verify pass commits all its rows. */
+static int measure_parts(struct network *net, int context) {
+    const struct model_info *info = model_info(net->model);
+    int block = info->block_size, n_repeats = net->rig->options->n_repeats, r;
+    struct network_pass draft = {
+        .kind = PASS_DRAFT, .context = context, .n_seqs = 1, .n_rows = block, .n_outs = block - 1, .n_runs = RUNS};
+    struct network_pass verify = draft;
+    struct need need = need_draft(info, 1, context);
+    struct figure figure = {
+        .group = "cycle", .shape = net->shape->name, .name = "draft pass alone", .context = context, .batch = 1};
+    double n_experts;
+
+    r = network_time(net, &draft, n_repeats, &figure.seconds, &n_experts);
+    if (r != 0)
+        return r;
+    figure.bytes = need.bytes;
+    figure.ops = need.ops;
+    figures_put(&net->rig->figures, &figure);
+    verify.kind = PASS_RERUN;
+    verify.n_outs = block;
+    r = network_time(net, &verify, n_repeats, &figure.seconds, &n_experts);
+    if (r != 0)
+        return r;
+    need = need_target(info, &(struct need_rows){.n_seqs = 1,
+                                                 .n_rows = block,
+                                                 .n_outs = block,
+                                                 .context = context,
+                                                 .is_frozen = true,
+                                                 .n_experts = n_experts});
+    figure.name = "verify pass, all rows committed";
+    figure.bytes = need.bytes;
+    figure.ops = need.ops;
+    if (info->target.n_experts > 0)
+        figure_add(&figure, "experts_per_layer", n_experts);
+    figures_put(&net->rig->figures, &figure);
+    return 0;
+}
+
+/* What a cycle takes that commits so many tokens lies between the two that were measured. Where one id alone may be chosen,
+ * rows choose the same experts and less is read: there the first says more. */
+static void put_simulated(struct network *net, const struct cycles *all, int context, int batch) {
+    const struct cycle *few = &all->cycles[STAND_FEW][context][batch], *many = &all->cycles[STAND_ALL][context][batch];
+    double accept = net->rig->options->accept, at = 0;
+    struct cycle cycle = {.accept = accept, .n_experts = few->n_experts};
+    char name[64];
+
+    if (many->accept > few->accept && model_info(net->model)->target.n_experts == 0)
+        at = (accept - few->accept) / (many->accept - few->accept);
+    cycle.seconds = few->seconds + (many->seconds - few->seconds) * (at < 0 ? 0 : at > 1 ? 1 : at);
+    snprintf(name, sizeof name, "cycle, simulated %.4g tokens", accept);
+    put_cycle(net, name, net->rig->contexts[context], net->rig->batches[batch], &cycle);
+}
+
+/* ---- all ------------------------------------------------------------------------------------------------------------ */
+
+static int measure_context(struct network *net, struct cycles *all, int stand, int context) {
+    struct rig *rig = net->rig;
+    int n_tokens = rig->contexts[context], r;
+    double fill_s;
+
+    r = network_fill(net, n_tokens, &fill_s);
+    if (r == 0 && stand == STAND_FEW)
+        r = measure_parts(net, n_tokens);
+    for (int i = 0; r == 0 && i < rig->n_batches; i++) {
+        struct cycle *cycle = &all->cycles[stand][context][i];
+
+        r = measure_cycle(net, n_tokens, rig->batches[i], cycle);
+        if (r == 0)
+            put_cycle(net, names[stand], n_tokens, rig->batches[i], cycle);
+        if (r == 0 && stand == STAND_ALL && rig->options->accept > 0)
+            put_simulated(net, all, context, i);
+    }
+    return r;
+}
+
+int cycles_measure(struct rig *rig, const struct rig_shape *shape) {
+    struct network_options options = {.shape = shape,
+                                      .has_draft = true,
+                                      .n_seqs = rig->batches[rig->n_batches - 1],
+                                      .n_tokens_max =
+                                          rig->contexts[rig->n_contexts - 1] + NETWORK_AHEAD * BLOCK_ROWS_MAX};
+    struct cycles all = {.rig = rig, .shape = shape};
+    int r = 0;
+
+    if (!shape->draft) {
+        printf("\ncycle, %s: there is no drafter of this shape\n", shape->name);
+        return 0;
+    }
+    printf("\ncycle, %s: with random weights few drafts stand, or, where one id alone may be chosen, all. What is "
+           "committed\n"
+           "differs, states and draft context, and nothing else; restore points are not written.%s\n",
+           shape->name,
+           rig->options->accept > 0 ? " A simulated number of tokens\ntakes what lies between the two." : "");
+    for (int stand = STAND_FEW; r == 0 && stand < STAND_N; stand++) {
+        struct network net;
+
+        options.n_valid = stand == STAND_ALL ? 1 : 0;
+        r = network_open(&net, rig, &options);
+        for (int i = 0; r == 0 && i < rig->n_contexts; i++)
+            r = measure_context(&net, &all, stand, i);
+        network_close(&net);
+    }
+    return r;
+}
