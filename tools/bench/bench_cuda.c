@@ -69,8 +69,8 @@ static int check_options(const struct bench_options *options) {
         shape_names[i] = shapes[i].name;
     if (r == 0 && options->model_shape)
         r = check_list("--model-shape", options->model_shape, shape_names, ARRAY_LEN(shapes));
-    if (r == 0 && (options->accept < 0 || options->accept > BLOCK_ROWS_MAX)) {
-        fprintf(stderr, "spillway-bench: --accept %g: not between 0 and %d tokens\n", options->accept, BLOCK_ROWS_MAX);
+    if (r == 0 && options->accept != 0 && (options->accept < 1 || options->accept > BLOCK_ROWS_MAX)) {
+        fprintf(stderr, "spillway-bench: --accept %g: not between 1 and %d tokens\n", options->accept, BLOCK_ROWS_MAX);
         r = -EINVAL;
     }
     return r;
@@ -91,7 +91,8 @@ static int measure_shape(struct rig *rig, const struct rig_shape *shape) {
             continue;
         r = cases[i].measure(rig, shape);
         if (r == -ENOMEM) { /* the others may fit */
-            printf("\n%s, %s: not measured, the device has no room for it\n", cases[i].name, shape->name);
+            printf("\n%s, %s: not measured, there is no room for it on the device or in pinned memory\n", cases[i].name,
+                   shape->name);
             r = 0;
         }
     }
@@ -101,7 +102,9 @@ static int measure_shape(struct rig *rig, const struct rig_shape *shape) {
 static int measure(struct rig *rig) {
     int r = roof_measure(rig);
 
-    if (r == 0 && is_listed(rig->options->cases, "matrices"))
+    if (r != 0)
+        return r;
+    if (is_listed(rig->options->cases, "matrices"))
         r = matrices_measure(rig);
     for (size_t i = 0; r == 0 && i < ARRAY_LEN(shapes); i++)
         if (is_wanted(rig, &shapes[i]))
@@ -130,10 +133,11 @@ static int run(const struct bench_options *options) {
 
 const struct bench_group bench_cuda = {
     .name = "cuda",
-    .summary =
-        "a GPU: what it can do at best, and matrices, passes, whole cycles and copies with random weights;\n"
-        "             --cases LIST of ceilings,matrices,pass,cycle,copies (all), --model-shape LIST (all),\n"
-        "             --context LIST of tokens (1024), --batch LIST of seqs of a cycle (1), --accept N tokens a\n"
-        "             cycle, simulated, --tokens N of a prefix, --json FILE, --backend cpu for the same on the CPU",
+    .summary = "a GPU: what it can do at best, and matrices, passes, whole cycles and copies with random weights;\n"
+               "             --cases LIST of ceilings,matrices,pass,cycle,copies (all; ceilings always), --model-shape "
+               "LIST (all),\n"
+               "             --context LIST of tokens (1024; copies: the least), --batch LIST of seqs of a cycle (1),\n"
+               "             --accept N tokens a cycle, simulated, --tokens N of a prefix (32768), --json FILE,\n"
+               "             --backend cpu for the same on the CPU",
     .run = run,
 };

@@ -126,7 +126,7 @@ struct decode {
 static int run_steps(struct decode *d, double *samples) {
     struct network *net = &d->copies->net;
     struct rig *rig = net->rig;
-    int r = network_place(net, d->copies->context);
+    int r = network_place(net, d->copies->context, -1);
 
     for (int i = 0; r == 0 && i < WINDOW_STEPS; i++) {
         double start;

@@ -1,5 +1,5 @@
 /* copies: page images between pinned memory and the device: how near they come to the link, and what they do to who decodes
- * meanwhile. */
+ * meanwhile, at the least of the contexts. */
 #pragma once
 
 struct rig;

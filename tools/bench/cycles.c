@@ -15,6 +15,14 @@ static const char *const names[STAND_N] = {"cycle, drafts as they fall", "cycle,
 struct cycle {
     double seconds, accept; /* tokens per seq and cycle */
     double n_experts;
+    double row_s; /* to commit one row more of each seq; STAND_ALL */
+};
+
+struct run { /* of which a sample is made */
+    struct model_pass *pass;
+    int32_t *list; /* MEM_HOST: n, slots */
+    int context, n_cycles;
+    int stop_id; /* or -1 */
 };
 
 struct cycles {
@@ -36,8 +44,7 @@ static double mean_accept(const struct model *model, int n_seqs) {
     return (double)n / RUNS / n_seqs;
 }
 
-static int time_cycles(struct network *net, struct model_pass *pass, const int32_t *list, int context,
-                       double *ret_seconds) {
+static int time_cycles(struct network *net, const struct run *run, double *ret_seconds) {
     static double samples[RIG_REPEATS_MAX];
     struct rig *rig = net->rig;
     int r = 0;
@@ -45,45 +52,62 @@ static int time_cycles(struct network *net, struct model_pass *pass, const int32
     for (int i = -1; r == 0 && i < rig->options->n_repeats; i++) {
         double start;
 
-        r = network_place(net, context);
+        r = network_place(net, run->context, run->stop_id);
         start = bench_now();
-        for (int k = 0; r == 0 && k < RUNS; k++)
-            r = model_pass_run_cycle(pass, rig->compute, list, NULL);
+        for (int k = 0; r == 0 && k < run->n_cycles; k++)
+            r = model_pass_run_cycle(run->pass, rig->compute, run->list, NULL);
         if (r == 0)
             r = backend_stream_wait(rig->backend, rig->compute);
-        samples[max_int(i, 0)] = (bench_now() - start) / RUNS;
+        samples[max_int(i, 0)] = (bench_now() - start) / run->n_cycles;
     }
     if (r == 0)
         *ret_seconds = bench_median(samples, rig->options->n_repeats);
     return r;
 }
 
-static int measure_cycle(struct network *net, int context, int n_seqs, struct cycle *ret_cycle) {
+/* One id alone may be chosen: all rows are committed, or, if it is the one that ends a seq, the first alone. */
+static int time_row(struct network *net, struct run run, int block, double *ret_seconds) {
+    double all_s, one_s;
+    int r;
+
+    run.n_cycles = 1;
+    r = time_cycles(net, &run, &all_s);
+    run.stop_id = 0;
+    if (r == 0)
+        r = time_cycles(net, &run, &one_s);
+    if (r == 0) /* below noise it costs nothing */
+        *ret_seconds = all_s > one_s ? (all_s - one_s) / (block - 1) : 0;
+    return r;
+}
+
+static int measure_cycle(struct network *net, int stand, int context, int n_seqs, struct cycle *ret_cycle) {
     const struct backend *backend = net->rig->backend;
     struct model_pass_options options = {.kind = PASS_CYCLE, .n_segs_max = n_seqs, .routing = true};
     size_t list_bytes = (size_t)(n_seqs + 1) * sizeof(int32_t);
-    int n_rows = n_seqs * model_info(net->model)->block_size;
-    struct model_pass *pass = NULL;
-    void *memory = NULL;
-    int32_t *list;
-    int r = backend->mem_alloc(net->rig->device, MEM_HOST, list_bytes, &memory);
+    int block = model_info(net->model)->block_size, n_rows = n_seqs * block;
+    struct run run = {.context = context, .n_cycles = RUNS, .stop_id = -1};
+    void *list = NULL;
+    int r = backend->mem_alloc(net->rig->device, MEM_HOST, list_bytes, &list);
 
-    list = memory;
+    run.list = list;
     if (r == 0)
-        r = model_pass_new(net->model, &net->space.view, &options, &pass);
-    for (int i = 0; r == 0 && i < n_seqs; i++)
-        list[1 + i] = i;
+        r = model_pass_new(net->model, &net->space.view, &options, &run.pass);
     if (r == 0) {
-        list[0] = n_seqs;
-        r = time_cycles(net, pass, list, context, &ret_cycle->seconds);
+        run.list[0] = n_seqs;
+        for (int i = 0; i < n_seqs; i++)
+            run.list[1 + i] = i;
+        r = time_cycles(net, &run, &ret_cycle->seconds);
     }
     if (r == 0)
-        r = network_experts(net, pass, n_rows, n_rows, &ret_cycle->n_experts);
-    if (r == 0)
+        r = network_experts(net, run.pass, n_rows, n_rows, &ret_cycle->n_experts);
+    if (r == 0) {
         ret_cycle->accept = mean_accept(net->model, n_seqs);
-    model_pass_free(pass);
-    if (memory)
-        backend->mem_free(net->rig->device, MEM_HOST, memory, list_bytes);
+        if (stand == STAND_ALL)
+            r = time_row(net, run, block, &ret_cycle->row_s);
+    }
+    model_pass_free(run.pass);
+    if (list)
+        backend->mem_free(net->rig->device, MEM_HOST, list, list_bytes);
     return r;
 }
 
@@ -116,6 +140,8 @@ static void put_cycle(struct network *net, const char *name, int context, int n_
     figure_add(&figure, "kv_GB", need.kv_bytes * 1e-9);
     figure_add(&figure, "tokens_per_cycle", cycle->accept);
     figure_add(&figure, "tokens_per_s", cycle->accept * n_seqs / cycle->seconds);
+    if (cycle->row_s > 0)
+        figure_add(&figure, "commit_us_per_row", cycle->row_s * 1e6);
     if (info->target.n_experts > 0)
         figure_add(&figure, "experts_per_layer", cycle->n_experts);
     figures_put(&net->rig->figures, &figure);
@@ -159,17 +185,14 @@ static int measure_parts(struct network *net, int context) {
     return 0;
 }
 
-/* What a cycle takes that commits so many tokens lies between the two that were measured. Where one id alone may be chosen,
- * rows choose the same experts and less is read: there the first says more. */
+/* The cycle whose drafts stand as they fall, and the other rows' commit. */
 static void put_simulated(struct network *net, const struct cycles *all, int context, int batch) {
     const struct cycle *few = &all->cycles[STAND_FEW][context][batch], *many = &all->cycles[STAND_ALL][context][batch];
-    double accept = net->rig->options->accept, at = 0;
-    struct cycle cycle = {.accept = accept, .n_experts = few->n_experts};
+    double accept = net->rig->options->accept;
+    struct cycle cycle = {
+        .accept = accept, .seconds = few->seconds + (accept - few->accept) * many->row_s, .n_experts = few->n_experts};
     char name[64];
 
-    if (many->accept > few->accept && model_info(net->model)->target.n_experts == 0)
-        at = (accept - few->accept) / (many->accept - few->accept);
-    cycle.seconds = few->seconds + (many->seconds - few->seconds) * (at < 0 ? 0 : at > 1 ? 1 : at);
     snprintf(name, sizeof name, "cycle, simulated %.4g tokens", accept);
     put_cycle(net, name, net->rig->contexts[context], net->rig->batches[batch], &cycle);
 }
@@ -187,7 +210,7 @@ static int measure_context(struct network *net, struct cycles *all, int stand, i
     for (int i = 0; r == 0 && i < rig->n_batches; i++) {
         struct cycle *cycle = &all->cycles[stand][context][i];
 
-        r = measure_cycle(net, n_tokens, rig->batches[i], cycle);
+        r = measure_cycle(net, stand, n_tokens, rig->batches[i], cycle);
         if (r == 0)
             put_cycle(net, names[stand], n_tokens, rig->batches[i], cycle);
         if (r == 0 && stand == STAND_ALL && rig->options->accept > 0)
@@ -209,11 +232,13 @@ int cycles_measure(struct rig *rig, const struct rig_shape *shape) {
         printf("\ncycle, %s: there is no drafter of this shape\n", shape->name);
         return 0;
     }
-    printf("\ncycle, %s: with random weights few drafts stand, or, where one id alone may be chosen, all. What is "
-           "committed\n"
-           "differs, states and draft context, and nothing else; restore points are not written.%s\n",
-           shape->name,
-           rig->options->accept > 0 ? " A simulated number of tokens\ntakes what lies between the two." : "");
+    printf(
+        "\ncycle, %s: with random weights few drafts stand, or, where one id alone may be chosen, all; then choosing "
+        "costs\n"
+        "less. The passes are the same; what differs is the commit of states and draft context. No restore points.%s\n",
+        shape->name,
+        rig->options->accept > 0 ? "\nA simulated number of tokens adds the commit of so many rows to the former."
+                                 : "");
     for (int stand = STAND_FEW; r == 0 && stand < STAND_N; stand++) {
         struct network net;
 

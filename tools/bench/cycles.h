@@ -1,6 +1,7 @@
 /* cycles: one whole DFlash cycle as the daemon runs it: draft, verify, accept, commit, draft context. With random weights
- * hardly a draft stands; where one id alone may be chosen all of them do. Both are measured: what a cycle costs for the
- * tokens it commits (states and draft context of those rows) lies between them. No restore point is written. */
+ * few drafts stand; where one id alone may be chosen, all do. There a cycle is also measured that ends with its first token:
+ * the difference is what the other rows cost to commit, their states and their draft context, and that is added for
+ * a simulated number of tokens. No restore point is written. */
 #pragma once
 
 struct rig;

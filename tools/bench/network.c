@@ -103,12 +103,12 @@ void network_batch(struct model_batch *batch, int n_seqs, int pos, int n_rows, i
     *b->n_outs = out;
 }
 
-int network_place(struct network *net, int n_tokens) {
+int network_place(struct network *net, int n_tokens, int stop_id) {
     const struct backend *backend = net->rig->backend;
     int r;
 
     for (int seq = 0; seq < net->n_seqs; seq++) {
-        net->ctl[seq] = space_ctl(1 << 30, 1 << 30, NULL, 0);
+        net->ctl[seq] = space_ctl(1 << 30, 1 << 30, &stop_id, stop_id >= 0);
         net->ctl[seq].len = n_tokens;
         net->ctl[seq].anchor = token_at(seq, n_tokens);
     }
@@ -231,7 +231,7 @@ static int open_timing(struct timing *t) {
 static int sample(struct timing *t, double *ret_seconds) {
     const struct network_pass *o = t->options;
     struct rig *rig = t->net->rig;
-    int r = network_place(t->net, o->context);
+    int r = network_place(t->net, o->context, -1);
     double start = bench_now();
 
     for (int i = 0; r == 0 && i < o->n_runs; i++)

@@ -32,8 +32,8 @@ void network_close(struct network *net);
 
 /* Runs n tokens through prefill, in chunks, and copies what they left to the other seqs. */
 int network_fill(struct network *net, int n_tokens, double *ret_seconds);
-/* Every seq as it is after n tokens, with a token of its own chosen next. Blocks. */
-int network_place(struct network *net, int n_tokens);
+/* Every seq as it is after n tokens, with a token of its own chosen next; stop_id: the id that ends it, or -1. Blocks. */
+int network_place(struct network *net, int n_tokens, int stop_id);
 /* The next n of a seq's tokens, one seg per seq. first_out: row of a seg from which on logits are wanted; n_rows: none. */
 void network_batch(struct model_batch *batch, int n_seqs, int pos, int n_rows, int flags, int first_out);
 

@@ -80,7 +80,7 @@ static int time_flows(struct rig *rig, const struct flow *flows, int n, size_t b
 }
 
 static int copy_inside(struct rig *rig, struct roof *roof, struct ways *ways) {
-    size_t bytes = rig->scale.read_bytes / 4;
+    size_t bytes = rig->scale.read_bytes / 2;
     void *from = NULL, *to = NULL;
     double seconds;
     int r = rig->backend->mem_alloc(rig->device, MEM_DEVICE, bytes, &from);
