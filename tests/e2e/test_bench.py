@@ -86,8 +86,8 @@ def draft_bytes(c, context, n_seqs=1):
 def device_figures(bench):
     """device_figures(case, option, value, ...) by name, context and batch; each is plausible."""
 
-    def run(case, *options):
-        figures, table = bench("cuda", "--backend", "cpu", "--model-shape", "tiny", "--repeats", "1", "--cases", case,
+    def run(case, *options, shape="tiny"):
+        figures, table = bench("cuda", "--backend", "cpu", "--model-shape", shape, "--repeats", "1", "--cases", case,
                                *options)
         measured = figures["ceilings"]["measured"]
         assert all(rate > 0 for rate in measured.values()) and len(measured) == 4
@@ -130,6 +130,19 @@ def test_cycles_draft_verify_and_commit(device_figures):
         assert few["bytes"] == target_bytes(target, 320, batch) + draft_bytes(draft, 320, batch)
     assert figures["draft pass alone", 320, 1]["bytes"] == draft_bytes(draft, 320)
     assert figures["verify pass, all rows committed", 320, 1]["bytes"] == target_bytes(target, 320)
+
+
+def test_a_mixture_reads_the_experts_that_its_rows_chose(device_figures):
+    figures = device_figures("pass,cycle", "--context", "64", shape="tiny-moe")
+    one, block = figures["one token", 64, 1], figures["16 rows", 64, 1]
+    few, all_ = figures["cycle, drafts as they fall", 64, 1], figures["cycle, every draft stands", 64, 1]
+    assert one["experts_per_layer"] == 4 < block["experts_per_layer"] <= 32
+    expert = 4 * 3 * 256 * 128 * 2  # on each of four layers
+    assert block["bytes"] - one["bytes"] == pytest.approx((block["experts_per_layer"] - 4) * expert, rel=1e-3)
+    # Where one id alone may be chosen, all rows but their positions are alike.
+    assert few["experts_per_layer"] > all_["experts_per_layer"] >= 4
+    assert few["bytes"] - all_["bytes"] == pytest.approx(
+        (few["experts_per_layer"] - all_["experts_per_layer"]) * expert, rel=1e-3)
 
 
 def test_copies_and_decoding_beside_them(device_figures):
