@@ -1,6 +1,7 @@
 #include "cycles.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdio.h>
 
 #include "network.h"
@@ -26,22 +27,30 @@ struct run { /* of which a sample is made */
 };
 
 struct cycles {
-    struct rig *rig;
-    const struct rig_shape *shape;
     struct cycle cycles[STAND_N][RIG_LIST_MAX][RIG_LIST_MAX]; /* [][context][batch] */
 };
 
 /* ---- measuring ------------------------------------------------------------------------------------------------------ */
 
-/* Tokens per seq of the RUNS latest steps. */
-static double mean_accept(const struct model *model, int n_seqs) {
-    const struct step_ring *ring = model_ring(model);
+/* Tokens per seq of the RUNS latest steps. A seq that ended would make them shorter than they are. */
+static int mean_accept(const struct network *net, int n_seqs, double *ret_accept) {
+    const struct step_ring *ring = model_ring(net->model);
     int n = 0;
 
     for (uint64_t step = *ring->n_steps - RUNS; step < *ring->n_steps; step++)
-        for (int seq = 0; seq < n_seqs; seq++)
-            n += ring->out[step % (uint64_t)ring->n_steps_max * (uint64_t)ring->n_segs_max + (uint64_t)seq].n_tokens;
-    return (double)n / RUNS / n_seqs;
+        for (int seq = 0; seq < n_seqs; seq++) {
+            uint64_t place = step % (uint64_t)ring->n_steps_max;
+            const struct step_out *out = &ring->out[place * (uint64_t)ring->n_segs_max + (uint64_t)seq];
+
+            if (ring->n_segs[place] != n_seqs || out->n_tokens < 1 || out->done != FINISH_NONE) {
+                fprintf(stderr, "spillway-bench: %s: seq %d of %d ended (%d) in the middle of what was measured\n",
+                        net->shape->name, seq, n_seqs, out->done);
+                return -EPROTO;
+            }
+            n += out->n_tokens;
+        }
+    *ret_accept = (double)n / RUNS / n_seqs;
+    return 0;
 }
 
 static int time_cycles(struct network *net, const struct run *run, double *ret_seconds) {
@@ -100,11 +109,10 @@ static int measure_cycle(struct network *net, int stand, int context, int n_seqs
     }
     if (r == 0)
         r = network_experts(net, run.pass, n_rows, n_rows, &ret_cycle->n_experts);
-    if (r == 0) {
-        ret_cycle->accept = mean_accept(net->model, n_seqs);
-        if (stand == STAND_ALL)
-            r = time_row(net, run, block, &ret_cycle->row_s);
-    }
+    if (r == 0)
+        r = mean_accept(net, n_seqs, &ret_cycle->accept);
+    if (r == 0 && stand == STAND_ALL)
+        r = time_row(net, run, block, &ret_cycle->row_s);
     model_pass_free(run.pass);
     if (list)
         backend->mem_free(net->rig->device, MEM_HOST, list, list_bytes);
@@ -225,7 +233,7 @@ int cycles_measure(struct rig *rig, const struct rig_shape *shape) {
                                       .n_seqs = rig->batches[rig->n_batches - 1],
                                       .n_tokens_max =
                                           rig->contexts[rig->n_contexts - 1] + NETWORK_AHEAD * BLOCK_ROWS_MAX};
-    struct cycles all = {.rig = rig, .shape = shape};
+    struct cycles all = {0};
     int r = 0;
 
     if (!shape->draft) {

@@ -44,7 +44,6 @@ static int open_prefill(struct network *net) {
 }
 
 int network_open(struct network *net, struct rig *rig, const struct network_options *options) {
-    double start = bench_now();
     void *ctl = NULL;
     int r;
 
@@ -62,7 +61,6 @@ int network_open(struct network *net, struct rig *rig, const struct network_opti
     if (r == 0)
         r = rig->backend->mem_alloc(rig->device, MEM_HOST, (size_t)net->n_seqs * sizeof *net->ctl, &ctl);
     net->ctl = ctl;
-    net->load_s = bench_now() - start;
     return r;
 }
 

@@ -23,7 +23,6 @@ struct network {
     struct model_pass *prefill;
     struct model_batch chunks[NETWORK_AHEAD];
     struct seq_ctl *ctl; /* MEM_HOST, [n_seqs] */
-    double load_s;       /* that opening took */
 };
 
 /* 0, or negative errno after a line on stderr; -ENOMEM: the device is too small for it. */
