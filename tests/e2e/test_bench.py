@@ -160,6 +160,14 @@ def test_copies_and_decoding_beside_them(device_figures):
         assert beside["copies_GB_per_s"] > 0 and beside["copies_share"] > 0
 
 
+def test_half_of_a_context_comes_over_the_link_and_changes_no_bit(device_figures):
+    figures, c = device_figures("streamed", "--context", "64,4096"), config("target")
+    for rows in "one token, half of its pages below", "16 rows, half of their pages below":
+        figure = figures[rows, 4096, 1]
+        assert figure["has_same_bits"] == 1 and 0 <= figure["late_fences"] <= 1 and figure["resident_ms"] > 0
+        assert figure["bytes"] == 2048 * c["layer_types"].count("full_attention") * 2 * c["num_key_value_heads"] * 256 * 2
+
+
 def test_ceilings_and_matrices_of_a_device(device_figures):
     figures = device_figures("ceilings,matrices")
     assert len(figures) == 6

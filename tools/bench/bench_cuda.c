@@ -11,6 +11,7 @@
 #include "matrices.h"
 #include "passes.h"
 #include "rig.h"
+#include "streams.h"
 
 static const struct rig_shape shapes[] = {
     {"qwen3.5-0.8b", SHAPES "/qwen3.5-0.8b", NULL},
@@ -26,7 +27,8 @@ static const struct rig_shape shapes[] = {
 static const struct {
     const char *name;
     int (*measure)(struct rig *rig, const struct rig_shape *shape);
-} cases[] = {{"pass", passes_measure}, {"cycle", cycles_measure}, {"copies", copies_measure}};
+} cases[] = {
+    {"pass", passes_measure}, {"cycle", cycles_measure}, {"copies", copies_measure}, {"streamed", streams_measure}};
 
 /* A name in a list with commas. */
 static bool is_listed(const char *list, const char *name) {
@@ -62,7 +64,7 @@ static int check_list(const char *option, const char *list, const char *const *n
 }
 
 static int check_options(const struct bench_options *options) {
-    static const char *const case_names[] = {"ceilings", "matrices", "pass", "cycle", "copies"};
+    static const char *const case_names[] = {"ceilings", "matrices", "pass", "cycle", "copies", "streamed"};
     const char *shape_names[ARRAY_LEN(shapes)];
     int r = check_list("--cases", options->cases, case_names, ARRAY_LEN(case_names));
 
@@ -134,11 +136,12 @@ static int run(const struct bench_options *options) {
 
 const struct bench_group bench_cuda = {
     .name = "cuda",
-    .summary = "a GPU: what it can do at best, and matrices, passes, whole cycles and copies with random weights;\n"
-               "             --cases LIST of ceilings,matrices,pass,cycle,copies (all; ceilings always), --model-shape "
-               "LIST (all),\n"
-               "             --context LIST of tokens (1024; copies: the least), --batch LIST of seqs of a cycle (1),\n"
-               "             --accept N tokens a cycle, simulated, --tokens N of a prefix (32768), --json FILE,\n"
-               "             --backend cpu for the same on the CPU",
+    .summary =
+        "a GPU: what it can do at best, and matrices, passes, cycles and copies with random weights;\n"
+        "             --cases LIST of ceilings,matrices,pass,cycle,copies,streamed (all; ceilings always),\n"
+        "             --model-shape LIST (all), --context LIST of tokens (1024; copies: the least, streamed: the "
+        "most),\n"
+        "             --batch LIST of seqs of a cycle (1), --accept N tokens a cycle, simulated, --tokens N of a\n"
+        "             prefix (32768), --json FILE, --backend cpu for the same on the CPU",
     .run = run,
 };

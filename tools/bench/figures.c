@@ -69,10 +69,10 @@ static void write_figure(const struct figures *figures, const struct figure *f, 
 
     fprintf(json, "%s\n  {\"group\": \"%s\", \"shape\": \"%s\", \"name\": \"%s\", \"context\": %d, \"batch\": %d, ",
             figures->n > 0 ? "," : "", f->group, f->shape ? f->shape : "", f->name, f->context, f->batch);
-    fprintf(json, "\"seconds\": %.9f, \"bytes\": %.0f, \"ops\": %.0f, \"floor_s\": %.9f, \"share\": %.4f", f->seconds,
+    fprintf(json, "\"seconds\": %.9f, \"bytes\": %.0f, \"ops\": %.0f, \"floor_s\": %.9f, \"share\": %.6f", f->seconds,
             f->bytes, f->ops, floor, floor / f->seconds);
     if (figures->documented.read > 0)
-        fprintf(json, ", \"documented_share\": %.4f", documented / f->seconds);
+        fprintf(json, ", \"documented_share\": %.6f", documented / f->seconds);
     for (int i = 0; i < f->n_extras; i++)
         fprintf(json, ", \"%s\": %.6g", f->extras[i].name, f->extras[i].value);
     fprintf(json, "}");

@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
                                     .n_chats = 20,
                                     .n_turns = 15,
                                     .backend = "cuda",
-                                    .cases = "ceilings,matrices,pass,cycle,copies",
+                                    .cases = "ceilings,matrices,pass,cycle,copies,streamed",
                                     .contexts = "1024",
                                     .batches = "1"};
     const struct bench_group *group = NULL;

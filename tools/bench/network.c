@@ -165,6 +165,18 @@ int network_fill(struct network *net, int n_tokens, double *ret_seconds) {
     return r == 0 ? backend_stream_wait(net->rig->backend, net->rig->compute) : r;
 }
 
+int network_repeat(struct network *net, int n_from, int n_to) {
+    const struct kv_view *kv = &net->space.view.target_full;
+    char *pages = (char *)kv->arena + kv->page_bytes; /* space: the first page is the null page */
+    size_t period = (size_t)(n_from / PAGE_TOKENS), end = (size_t)div_ceil((uint64_t)n_to, PAGE_TOKENS);
+    int r = 0;
+
+    for (size_t page = period; r == 0 && page < end; page++)
+        r = net->rig->backend->copy(net->rig->compute, pages + page * kv->page_bytes,
+                                    pages + page % period * kv->page_bytes, kv->page_bytes);
+    return r == 0 ? backend_stream_wait(net->rig->backend, net->rig->compute) : r;
+}
+
 /* ---- passes --------------------------------------------------------------------------------------------------------- */
 
 int network_experts(struct network *net, const struct model_pass *pass, int n_rows_max, int n_rows,

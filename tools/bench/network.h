@@ -31,6 +31,8 @@ void network_close(struct network *net);
 
 /* Runs n tokens through prefill, in chunks, and copies what they left to the other seqs. */
 int network_fill(struct network *net, int n_tokens, double *ret_seconds);
+/* Seq 0's pages of the first n_from tokens, over and over up to n_to: where running so many tokens takes too long. */
+int network_repeat(struct network *net, int n_from, int n_to);
 /* Every seq as it is after n tokens, with a token of its own chosen next; stop_id: the id that ends it, or -1. Blocks. */
 int network_place(struct network *net, int n_tokens, int stop_id);
 /* The next n of a seq's tokens, one seg per seq. first_out: row of a seg from which on logits are wanted; n_rows: none. */

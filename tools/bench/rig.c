@@ -13,6 +13,7 @@ static const struct rig_scale gpu_scale = {.read_bytes = (size_t)8 << 30,
                                            .matrix_n = 8192,
                                            .link_bytes = (size_t)256 << 20,
                                            .matrix_bytes = (size_t)1 << 30,
+                                           .region_spans = 32,
                                            .chunk = 2048,
                                            .prompt = 8192};
 static const struct rig_scale cpu_scale = {.read_bytes = (size_t)256 << 20,
@@ -22,6 +23,7 @@ static const struct rig_scale cpu_scale = {.read_bytes = (size_t)256 << 20,
                                            .matrix_n = 1024,
                                            .link_bytes = (size_t)32 << 20,
                                            .matrix_bytes = (size_t)64 << 20,
+                                           .region_spans = 2,
                                            .chunk = 256,
                                            .prompt = 512};
 

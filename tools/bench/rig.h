@@ -14,6 +14,7 @@ struct rig_scale {
     int matrix_rows, matrix_n; /* [rows, n] times [n, n] */
     size_t link_bytes;         /* of one copy */
     size_t matrix_bytes;       /* of the copies of one matrix at least */
+    int region_spans;          /* of the ring through which pages are streamed: as a daemon has on such a device */
     int chunk, prompt;         /* tokens of a prefill chunk; of a prompt that is prefilled in chunks */
 };
 
