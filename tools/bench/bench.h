@@ -16,7 +16,11 @@ struct bench_options {
     int n_entries;                  /* that a cache has in which something is looked up */
     int n_tokens;                   /* of a long prefix */
     int n_chats, n_turns;           /* of a trace */
-    const char *model_shape;        /* of the shapes a group knows, this one alone; NULL: all it does */
+    const char *model_shape;        /* of the shapes a group knows, those of this list alone; NULL: all it does */
+    const char *backend;            /* cuda or cpu */
+    const char *cases;              /* of those a group knows, a list */
+    const char *contexts, *batches; /* lists: tokens before what is measured; seqs side by side */
+    double accept;                  /* tokens a cycle commits, simulated; 0: only what it does */
 };
 
 struct bench_group {

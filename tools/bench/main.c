@@ -58,14 +58,18 @@ static bool take_option(struct bench_options *options, const char *name, const c
         const char *name;
         int *number;
         const char **text;
+        double *real;
     } table[] = {
-        {"--threads", &options->n_threads, NULL},   {"--repeats", &options->n_repeats, NULL},
-        {"--seconds", &options->n_seconds, NULL},   {"--isa", NULL, &options->isa},
-        {"--file", NULL, &options->file},           {"--json", NULL, &options->json},
-        {"--spillwayd", NULL, &options->spillwayd}, {"--socket", NULL, &options->socket},
-        {"--folder", NULL, &options->folder},       {"--entries", &options->n_entries, NULL},
-        {"--tokens", &options->n_tokens, NULL},     {"--chats", &options->n_chats, NULL},
-        {"--turns", &options->n_turns, NULL},       {"--model-shape", NULL, &options->model_shape},
+        {"--threads", &options->n_threads, NULL, NULL},   {"--repeats", &options->n_repeats, NULL, NULL},
+        {"--seconds", &options->n_seconds, NULL, NULL},   {"--isa", NULL, &options->isa, NULL},
+        {"--file", NULL, &options->file, NULL},           {"--json", NULL, &options->json, NULL},
+        {"--spillwayd", NULL, &options->spillwayd, NULL}, {"--socket", NULL, &options->socket, NULL},
+        {"--folder", NULL, &options->folder, NULL},       {"--entries", &options->n_entries, NULL, NULL},
+        {"--tokens", &options->n_tokens, NULL, NULL},     {"--chats", &options->n_chats, NULL, NULL},
+        {"--turns", &options->n_turns, NULL, NULL},       {"--model-shape", NULL, &options->model_shape, NULL},
+        {"--backend", NULL, &options->backend, NULL},     {"--cases", NULL, &options->cases, NULL},
+        {"--context", NULL, &options->contexts, NULL},    {"--batch", NULL, &options->batches, NULL},
+        {"--accept", NULL, NULL, &options->accept},
     };
 
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -75,6 +79,8 @@ static bool take_option(struct bench_options *options, const char *name, const c
             *table[i].number = atoi(value);
         if (table[i].text)
             *table[i].text = value;
+        if (table[i].real)
+            *table[i].real = atof(value);
         return true;
     }
     return false;
@@ -87,7 +93,11 @@ int main(int argc, char **argv) {
                                     .n_entries = 1000000,
                                     .n_tokens = 32768,
                                     .n_chats = 20,
-                                    .n_turns = 15};
+                                    .n_turns = 15,
+                                    .backend = "cuda",
+                                    .cases = "ceilings,matrices,pass,cycle,copies,streamed",
+                                    .contexts = "1024",
+                                    .batches = "1"};
     const struct bench_group *group = NULL;
     int r;
 
