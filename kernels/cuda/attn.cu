@@ -19,17 +19,17 @@ enum {
     CTAS_PER_MP = 2,       /* that fit, by registers and shared memory */
     COMBINED_AT_ONCE = 32, /* rows */
 
-    /* Who takes what: numbers of a batch that is cut at all, and of a seg that is cut into blocks.
-     * A CTA needs about 5 us for a block, and 16 times as long for a span, whatever else runs. 264 CTAs run at a time, so
-     * blocks are done sooner until there are about 13 times as many of them: at 4 kv heads and one tile up to 850, at 2 up
-     * to 1,700. What they leave is written and read once more: 25 KB a row and block at the 27B's 24 heads, 16.5 KB at the
-     * 4B's and 9B's 16, 8 KB at the 0.8B's 8, beside 256 KB of K and V (128 KB at the 0.8B). For one row that is a tenth
-     * or less, for 16 rows more than K and V, so all of it has to stay in half of the L2 cache: 16 rows of the 27B are cut
-     * into blocks up to 4,096 tokens. */
-    CUT_ROWS_MAX = 256, /* tiles of more rows are CTAs enough */
-    CUT_BLOCKS_MAX = 512,
-    CUT_BLOCKS_BYTES_MAX = 25 * 1024 * 1024,
-    PARTS_BYTES_MAX = 256 * 1024 * 1024, /* a seg whose parts are beyond it is one CTA's work per tile */
+    /* Who takes what. A CTA is reckoned to need 5 us for a block alone and 16 times as long for a span, whatever runs beside
+     * it, and 264 CTAs run at a time: so blocks are done sooner than spans while they are fewer than 13 * 264, which for one
+     * tile is 850 at 4 kv heads and 1,700 at 2. But a row leaves (head_dim + 2) floats per head and block, written once and
+     * read once: 25 KB at 24 heads (27B), 16.5 KB at 16 (9B, 4B), 8 KB at 8 (0.8B), beside 256 KB of K and V (0.8B: 128 KB).
+     * For one row that is a tenth and does not matter, but `combine` waits for the L2 cache once for every 16 blocks: up to
+     * 512 of them. 16 rows leave as much as there is of K and V or more, so it has to stay in half of an L2 cache of 50 MB: 66
+     * blocks at the 27B, 99 at 9B and 4B, 198 at the 0.8B. */
+    CUT_ROWS_MAX = 256,                      /* tiles of more rows are CTAs enough */
+    CUT_BLOCKS_MAX = 512,                    /* of a seg */
+    CUT_BLOCKS_BYTES_MAX = 25 * 1024 * 1024, /* of a batch in which all rows leave as much as the seg's */
+    PARTS_BYTES_MAX = 256 * 1024 * 1024,     /* a seg whose parts are beyond it is one CTA's work per tile */
 };
 
 struct attn_op {
@@ -320,9 +320,10 @@ template <int D> __device__ static inline void load_q(const struct attn_op &op, 
 }
 
 /* A warp's 16 q rows by the keys of a block. */
-template <int D> __device__ static inline void scores(char *q_tile, char *k_block, float s[KEYS / 8][4]) {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32; /* lanes name rows of four 8x8 matrices */
-    const int q_at = swizzled<D>(warp * 16 + lane % 16, lane / 16);
+template <int D>
+__device__ static inline void scores(char *q_tile, int first_row, char *k_block, float s[KEYS / 8][4]) {
+    const int lane = (int)threadIdx.x % 32; /* lanes name rows of four 8x8 matrices */
+    const int q_at = swizzled<D>(first_row + lane % 16, lane / 16);
     const int k_at = swizzled<D>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 
 #pragma unroll
@@ -376,14 +377,15 @@ struct weighed { /* P of a block as A operands: two bf16 each, so nothing is rou
     uint32_t high[KEYS / 16][4], low[KEYS / 16][4];
 };
 
-/* P V of a block from nothing, slice by slice, each merged into the span's output at once. */
-template <int D>
-__device__ static inline void fold_values(char *v_block, const struct weighed &p, const struct weights w[2],
+/* P V of a block from nothing, slice by slice from `first` on, each merged into the span's output at once. */
+template <int D, int N_SLICES>
+__device__ static inline void fold_values(char *v_block, int first, const struct weighed &p, const struct weights w[2],
                                           float out[D / 8][4]) {
-    const int lane = (int)threadIdx.x % 32, v_at = swizzled<D>(lane / 8 % 2 * 8 + lane % 8, lane / 16);
+    const int lane = (int)threadIdx.x % 32;
+    const int v_at = swizzled_step(swizzled<D>(lane / 8 % 2 * 8 + lane % 8, lane / 16), first * (SLICE / 8));
 
 #pragma unroll
-    for (int slice = 0; slice < D / SLICE; slice++) {
+    for (int slice = 0; slice < N_SLICES; slice++) {
         float pv[SLICE / 8][4] = {};
 
 #pragma unroll
@@ -419,18 +421,23 @@ template <int D> __device__ static inline float *result_of(const struct attn_op 
     return (work.cut.size == 0 ? op.totals : op.parts) + ((size_t)row * (size_t)op.args.n_heads + head) * (D + 2);
 }
 
-/* Does a piece for one tile, or all there is to do. */
+/* Does a piece for one tile, or all there is to do. A warp has 16 of the tile's q rows; where there are no more than that, as
+ * for a single row, all warps weigh the same keys and each takes a quarter of the dimensions of V. */
 template <int D>
 __device__ static inline void attend(const struct attn_op &op, const struct work &work, char *q_tile, char *k_block,
                                      char *v_block) {
     const struct attn_args *a = &op.args;
     const struct cut cut = work.cut;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, q0 = work.tile * TILE;
-    const int slot = op.batch.seg_slot[work.seg], first_q = q0 + warp * 16 + lane / 4, n_q = work.n_rows * op.group;
+    const int slot = op.batch.seg_slot[work.seg], n_q = work.n_rows * op.group;
+    const bool is_shared = D >= 4 * SLICE && n_q - q0 <= 16;
+    const int warp_row = is_shared ? 0 : warp * 16, first_q = q0 + warp_row + lane / 4;
+    const int first_slice = is_shared ? warp * (D / SLICE / 4) : 0, first_d = first_slice * SLICE + lane % 4 * 2;
+    const int n_out = is_shared ? D / 32 : D / 8; /* of `out`: from first_d on, in steps of 8 */
     const int first_row = q0 / op.group, last_row = (min(q0 + TILE, n_q) - 1) / op.group; /* of the seg */
     const int size = cut.size != 0 ? cut.size : SPAN_TOKENS;
     const struct keys context = {context_keys(op, work.seg, first_row).lo, context_keys(op, work.seg, last_row).hi};
-    const bool has_rows = q0 + warp * 16 < n_q, has_own = a->block_k != NULL;
+    const bool has_rows = q0 + warp_row < n_q, has_own = a->block_k != NULL;
     int piece = cut.first + work.piece, piece_end = piece + 1, own_piece = cut.first + cut.n;
     struct part total[2] = {NO_PART, NO_PART};
     bool has_q = false;
@@ -490,7 +497,7 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
             copy_wait<1>();
             __syncthreads();
             if (has_rows)
-                scores<D>(q_tile, k_block, s);
+                scores<D>(q_tile, warp_row, k_block, s);
             __syncthreads();
             if (has_next)
                 load_block<D>(op, source, KV_K, base + KEYS, page, k_block);
@@ -508,8 +515,10 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
             }
             copy_wait<1>();
             __syncthreads();
-            if (has_rows)
-                fold_values<D>(v_block, p, w, out);
+            if (is_shared)
+                fold_values < D, D<4 * SLICE ? 1 : D / SLICE / 4>(v_block, first_slice, p, w, out);
+            else if (has_rows)
+                fold_values<D, D / SLICE>(v_block, 0, p, w, out);
             __syncthreads();
             if (has_next)
                 load_block<D>(op, source, KV_V, base + KEYS, page, v_block);
@@ -526,13 +535,15 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
 
             if (first_q + i * 8 >= n_q)
                 continue;
-            if (cut.size != 0 && lane % 4 == 0)
+            if (cut.size != 0 && first_d == 0)
                 *(struct part *)dst = part[i];
             w = merge(&total[i], part[i]);
 #pragma unroll
             for (int n = 0; n < D / 8; n++) { /* only this thread touches the elements */
-                float2 *o = (float2 *)(dst + 2 + n * 8 + lane % 4 * 2), v = {out[n][2 * i], out[n][2 * i + 1]};
+                float2 *o = (float2 *)(dst + 2 + first_d + n * 8), v = {out[n][2 * i], out[n][2 * i + 1]};
 
+                if (n >= n_out)
+                    break;
                 if (cut.size == 0) {
                     float2 before = is_first ? make_float2(NO_OUT, NO_OUT) : *o;
 
@@ -551,12 +562,12 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
         if (q >= n_q)
             continue;
         if (a->spans != NULL && a->spans->end != ATTN_SPANS_END) {
-            if (lane % 4 == 0)
+            if (first_d == 0)
                 *(struct part *)src = total[i];
             continue;
         }
-        for (int n = 0; n < D / 8; n++) {
-            int d = n * 8 + lane % 4 * 2;
+        for (int n = 0; n < n_out; n++) {
+            int d = first_d + n * 8;
             float2 v = total[i].sum > 0 ? *(const float2 *)(src + 2 + d) : make_float2(0, 0);
 
             finish(op, work.row + q / op.group, work.kv_head * op.group + q % op.group, d, v, total[i].sum);
@@ -566,13 +577,19 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
 
 /* Where pieces are many, a CTA takes one after the other, so that the grid stays small. */
 template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct attn_op op) {
-    extern __shared__ char smem[];
-    struct work work;
+    extern __shared__ __align__(128) char smem[];
+    __shared__ struct work work; /* registers are short */
+    struct work found;
 
     may_launch_next();
     wait_for_previous();
-    for (int item = (int)blockIdx.x; find_work(op, item, &work); item += (int)gridDim.x)
+    for (int item = (int)blockIdx.x; find_work(op, item, &found); item += (int)gridDim.x) {
+        __syncthreads();
+        if (threadIdx.x == 0)
+            work = found;
+        __syncthreads();
         attend<D>(op, work, smem, smem + TILE * D * 2, smem + (TILE + KEYS) * D * 2);
+    }
 }
 
 /* Merges what the pieces of cut segs have left. A CTA per row and head, two dimensions per thread. A group of pieces, which
