@@ -16,15 +16,20 @@ __host__ __device__ static inline size_t kv_elem_bytes(enum dtype dtype) {
     return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_E4M3 ? 1 : 2;
 }
 
-/* One token's row [head_dim] in a page, or in what the ring holds of it. */
-__device__ static inline char *kv_row(const struct kv_view &kv, int page, int layer, enum kv_half half, int head,
-                                      int pos) {
-    size_t tile = (size_t)half * (size_t)kv.n_kv_heads + (size_t)head,
-           layer_bytes = kv.page_bytes / (size_t)kv.n_layers;
+/* The rows [PAGE_TOKENS, head_dim] of one head in a page, or in what the ring holds of it. layer_bytes: of a page. */
+__device__ static inline char *kv_rows(const struct kv_view &kv, size_t layer_bytes, int page, int layer,
+                                       enum kv_half half, int head) {
+    size_t tile = (size_t)half * (size_t)kv.n_kv_heads + (size_t)head;
     char *segment = page < 0 ? (char *)kv.ring + (size_t)~page * layer_bytes
                              : (char *)kv.arena + (size_t)page * kv.page_bytes + (size_t)layer * layer_bytes;
 
-    return segment + (tile * PAGE_TOKENS + (size_t)(pos % PAGE_TOKENS)) * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
+    return segment + tile * PAGE_TOKENS * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
+}
+/* One token's. */
+__device__ static inline char *kv_row(const struct kv_view &kv, int page, int layer, enum kv_half half, int head,
+                                      int pos) {
+    return kv_rows(kv, kv.page_bytes / (size_t)kv.n_layers, page, layer, half, head) +
+           (size_t)(pos % PAGE_TOKENS) * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
 }
 
 /* Writes one head's K or V of the token at pos, by one warp. A position whose page is gone (null page) is dropped; a page
@@ -59,29 +64,36 @@ __device__ static inline void kv_write(const struct kv_view &kv, int slot, int l
     }
 }
 
-/* 8 stored elements as bf16, unscaled: e4m3 is exact, fp16 and f32 are rounded. */
+/* 8 stored elements from i on, a multiple of 8, as bf16, unscaled: e4m3 is exact, fp16 and f32 are rounded. */
 __device__ static inline uint4 kv_load8(enum dtype dtype, const char *row, int i) {
-    uint4 v = {};
-    uint32_t *word = &v.x;
+    uint4 raw, v = {};
+    uint2 bytes;
+    float4 a, b;
 
     switch (dtype) {
     case DTYPE_BF16:
         v = *(const uint4 *)(row + i * 2);
         break;
     case DTYPE_F32:
-        for (int j = 0; j < 4; j++)
-            word[j] = pack_bf16(((const float *)row)[i + 2 * j], ((const float *)row)[i + 2 * j + 1]);
+        a = ((const float4 *)row)[i / 4];
+        b = ((const float4 *)row)[i / 4 + 1];
+        v = {pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)};
         break;
     case DTYPE_F16:
-        for (int j = 0; j < 4; j++)
-            word[j] = pack_bf16(__half2float(((const __half *)row)[i + 2 * j]),
-                                __half2float(((const __half *)row)[i + 2 * j + 1]));
+        raw = *(const uint4 *)(row + i * 2);
+        for (int j = 0; j < 4; j++) {
+            float2 pair = __half22float2(((const __half2 *)&raw)[j]);
+
+            (&v.x)[j] = pack_bf16(pair.x, pair.y);
+        }
         break;
     case DTYPE_E4M3:
+        bytes = *(const uint2 *)(row + i);
         for (int j = 0; j < 4; j++) {
-            __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(((const __nv_fp8x2_storage_t *)(row + i))[j], __NV_E4M3);
+            __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(((const __nv_fp8x2_storage_t *)&bytes)[j], __NV_E4M3);
+            float2 pair = __half22float2(h);
 
-            word[j] = pack_bf16(__half2float(__half(__half_raw{h.x})), __half2float(__half(__half_raw{h.y})));
+            (&v.x)[j] = pack_bf16(pair.x, pair.y);
         }
         break;
     case DTYPE_N:

@@ -87,10 +87,8 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
 }
 /* Two values as the sum of two bf16 each. */
 __device__ static inline void split_bf16(uint32_t *high, uint32_t *low, float a, float b) {
-    float a_high = round_bf16(a), b_high = round_bf16(b);
-
-    *high = pack_bf16(a_high, b_high);
-    *low = pack_bf16(a - a_high, b - b_high);
+    *high = pack_bf16(a, b);
+    *low = pack_bf16(a - __uint_as_float(*high << 16), b - __uint_as_float(*high & 0xffff0000u));
 }
 
 /* ---- overlap of two kernels in a row: the first says when the second may begin, and the second, if it was launched so,

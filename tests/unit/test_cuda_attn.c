@@ -260,59 +260,269 @@ static void draft_attention_agrees(void **state) {
     }
 }
 
-/* One row alone, in a block of 16 and in a prefill of 300 that the CTAs run through span by span. */
-static void a_row_has_the_same_bits_in_every_block(void **state) {
-    const struct geometry g = {6, 1, 256};
-    const int len[N_SEGS] = {2300, 2300}, n_rows_max[] = {1, 16, 300, 300}, n_rows[] = {1, 16, 16, 300};
-    struct pages pages = pages_new(g, DTYPE_BF16, 2400, 1, 1);
-    struct buf *q = rig_floats(&rig, (size_t)(300 * g.heads * g.dim), 2, true);
-    const size_t row = (size_t)(g.heads * g.dim);
-    float *q_values, *first = NULL;
+/* ---- bits: the same keys, cut for CTAs in every way --------------------------------------------------------------- */
+
+/* Plain values in the first len[slot] tokens of each slot, on the GPU; all else stays NaN. */
+static void fill_at_random(struct geometry g, struct pages *pages, const int *len) {
+    const enum dtype dtype = pages->view[GPU].dtype;
+    const size_t n_table = (size_t)(N_SEGS * pages->n_pages_max), bytes = pages->arena->bytes[GPU];
+    const size_t elem = dtype_bytes(dtype), row = (size_t)g.dim * elem, tile = PAGE_TOKENS * row;
+    const size_t layer_bytes = kv_layer_bytes(&pages->view[GPU]);
+    int32_t *table = malloc(n_table * sizeof *table);
+    char *image = malloc(bytes);
+
+    rig_copy(&rig.side[GPU], (void *)(uintptr_t)pages->view[GPU].table, table, n_table * sizeof *table, false);
+    rig_copy(&rig.side[GPU], pages->arena->mem[GPU], image, bytes, false);
+    for (int slot = 0; slot < N_SEGS; slot++)
+        for (int t = 0; t < len[slot]; t++) {
+            char *page = image + (size_t)table[slot * pages->n_pages_max + t / PAGE_TOKENS] * pages->page_bytes +
+                         LAYER * layer_bytes + (size_t)(t % PAGE_TOKENS) * row;
+
+            for (int i = 0; i < 2 * g.kv_heads; i++)
+                for (int d = 0; d < g.dim; d++) {
+                    char *at = page + (size_t)i * tile + (size_t)d * elem;
+                    float v = rig_random(&rig) * 2;
+                    uint32_t bits;
+
+                    memcpy(&bits, &v, sizeof bits);
+                    if (dtype == DTYPE_E4M3)
+                        *at = (char)((bits >> 24 & 0x80) | 0x20 | (bits >> 4 & 0x1f)); /* 0.03 to 1.9 */
+                    else
+                        memcpy(at,
+                               &(uint16_t){dtype == DTYPE_BF16
+                                               ? bf16_from_f32(v)
+                                               : (uint16_t)((bits >> 16 & 0x8000) | 0x3000 | (bits & 0xfff))},
+                               2);
+                }
+        }
+    rig_copy(&rig.side[GPU], pages->arena->mem[GPU], image, bytes, true);
+    free(table);
+    free(image);
+}
+
+/* Runs the op on the GPU once, or over the pieces one after the other. What is returned is the caller's. */
+static float *attend_in_pieces(struct attn_args args, const struct attn_spans *pieces, int n_pieces) {
+    const struct side *side = &rig.side[GPU];
+    const size_t n = (size_t)args.batch->n_rows_max * (size_t)(args.n_heads * args.head_dim);
+    struct buf *out = rig_poison(&rig, n, true);
+    struct buf *spans = n_pieces > 0 ? rig_words(&rig, pieces, 2) : NULL;
+    struct program *program;
+
+    args.out = out->mem[GPU];
+    args.spans = spans ? spans->mem[GPU] : NULL;
+    assert_int_equal(side->backend->program_begin(side->device, &program), 0);
+    assert_int_equal(side->backend->program_cut(program), 0);
+    assert_int_equal(side->backend->attn(program, &args), 0);
+    assert_int_equal(side->backend->program_cut(program), 0);
+    assert_int_equal(side->backend->program_end(program), 0);
+    for (int i = 0; i < max_int(n_pieces, 1); i++) {
+        if (spans)
+            rig_set_bytes(&rig, spans, &pieces[i], sizeof pieces[i]);
+        assert_int_equal(side->backend->program_run_part(side->stream, program, 1), 0);
+        assert_int_equal(backend_stream_wait(side->backend, side->stream), 0);
+    }
+    side->backend->program_free(program);
+    return rig_get(&rig, out, GPU);
+}
+
+static void assert_same_bits(const float *want, const float *got, size_t n, const char *what) {
+    size_t n_differ = 0, n_not_finite = 0, n_zero = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        n_differ += memcmp(&want[i], &got[i], sizeof want[i]) != 0;
+        n_not_finite += isfinite(want[i]) ? 0 : 1;
+        n_zero += want[i] == 0;
+    }
+    printf("%-72s %zu of %zu differ\n", what, n_differ, n);
+    assert_int_equal(n_differ, 0);
+    assert_int_equal(n_not_finite, 0); /* written, by both, */
+    assert_true(n_zero < n / 8);       /* from keys */
+}
+
+struct cut_case {
+    struct geometry g;
+    enum dtype dtype;
+    int len[N_SEGS], n_rows[N_SEGS]; /* by slot; the second may have no rows */
+    int window;
+    bool has_own, is_causal; /* the seg's own block rows behind len tokens of context; else the last of them */
+    int valid_from;
+};
+
+/* A program that is run over pieces of spans is not cut: its CTAs run through all blocks. With 256 heads of 64 a batch is cut
+ * into blocks up to 387 rows times blocks: 1 row up to 24,768 keys, 7 rows up to 3,520, 16 rows up to 1,536. */
+static void every_cut_gives_the_same_bits(void **state) {
+    static const struct cut_case cases[] = {
+        {{24, 4, 256}, DTYPE_BF16, .len = {1, 0}, .n_rows = {1, 0}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {63, 0}, .n_rows = {1, 0}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {64, 65}, .n_rows = {1, 1}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {64, 0}, .n_rows = {16, 0}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {65, 0}, .n_rows = {16, 0}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {79, 128}, .n_rows = {16, 7}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {1023, 1024}, .n_rows = {1, 1}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {1025, 1040}, .n_rows = {1, 16}},
+        {{24, 4, 256}, DTYPE_BF16, .len = {1030, 2050}, .n_rows = {16, 7}},
+        {{24, 4, 256}, DTYPE_E4M3, .len = {1025, 127}, .n_rows = {16, 1}},
+        {{24, 4, 256}, DTYPE_F16, .len = {1100, 129}, .n_rows = {7, 16}},
+        {{16, 4, 256}, DTYPE_BF16, .len = {700, 1029}, .n_rows = {100, 100}},
+        {{16, 4, 256}, DTYPE_BF16, .len = {300, 1029}, .n_rows = {130, 200}}, /* more rows than are cut */
+        {{8, 2, 256}, DTYPE_BF16, .len = {3000, 2000}, .n_rows = {1, 16}, .window = 1000},
+        {{8, 2, 256}, DTYPE_BF16, .len = {1100, 70}, .n_rows = {16, 16}, .window = 10},
+        {{256, 1, 64}, DTYPE_BF16, .len = {1536, 0}, .n_rows = {16, 0}}, /* blocks, and the next one spans */
+        {{256, 1, 64}, DTYPE_BF16, .len = {1537, 0}, .n_rows = {16, 0}},
+        {{256, 1, 64}, DTYPE_BF16, .len = {3520, 0}, .n_rows = {7, 0}},
+        {{256, 1, 64}, DTYPE_E4M3, .len = {3521, 0}, .n_rows = {7, 0}},
+        {{256, 1, 64}, DTYPE_BF16, .len = {24768, 0}, .n_rows = {1, 0}},
+        {{256, 1, 64}, DTYPE_BF16, .len = {24769, 0}, .n_rows = {1, 0}},
+        {{256, 1, 64}, DTYPE_BF16, .len = {3000, 100}, .n_rows = {8, 8}}, /* one seg in spans, one in blocks */
+        {{4, 1, 64}, DTYPE_F16, .len = {32767, 0}, .n_rows = {1, 0}},     /* 512 blocks, and one more */
+        {{4, 1, 64}, DTYPE_BF16, .len = {32769, 0}, .n_rows = {1, 0}},
+        {{256, 1, 64}, DTYPE_BF16, .len = {20400, 20400}, .n_rows = {100, 100}}, /* no room for the second */
+        {{32, 8, 128}, DTYPE_BF16, .len = {1300, 70}, .n_rows = {16, 16}, .has_own = true},
+        {{32, 8, 128}, DTYPE_BF16, .len = {1024, 64}, .n_rows = {16, 1}, .has_own = true, .is_causal = true},
+        {{32, 8, 128}, DTYPE_BF16, .len = {1300, 2048}, .n_rows = {16, 16}, .has_own = true, .valid_from = 100},
+        {{32, 8, 128},
+         DTYPE_BF16,
+         .len = {5000, 70},
+         .n_rows = {16, 7},
+         .has_own = true,
+         .valid_from = 1300}, /* 70 sees none of it */
+        {{32, 8, 128},
+         DTYPE_BF16,
+         .len = {5000, 2047},
+         .n_rows = {16, 7},
+         .has_own = true,
+         .is_causal = true,
+         .window = 2048},
+        {{32, 8, 128},
+         DTYPE_BF16,
+         .len = {1100, 1030},
+         .n_rows = {16, 16},
+         .has_own = true,
+         .is_causal = true,
+         .window = 5},
+        {{8, 2, 128}, DTYPE_BF16, .len = {20000, 63}, .n_rows = {16, 16}, .has_own = true},
+        {{4, 1, 64},
+         DTYPE_BF16,
+         .len = {130, 1030},
+         .n_rows = {100, 70},
+         .has_own = true}, /* own rows of more than a block */
+    };
+    static const struct attn_spans all[] = {{0, ATTN_SPANS_END}}, two[] = {{0, 1}, {1, ATTN_SPANS_END}},
+                                   more[] = {{0, 1}, {1, 2}, {2, 19}, {19, ATTN_SPANS_END}};
 
     (void)state;
-    fill(g, &pages, len, false);
-    q_values = rig_get(&rig, q, GPU);
-    for (size_t c = 0; c < ARRAY_LEN(n_rows); c++) {
-        const int n = n_rows[c];
-        struct rig_batch batch = rig_batch(&rig, 1, &n, (int[]){2300 - n}, NULL, n_rows_max[c]);
-        struct buf *out = rig_poison(&rig, (size_t)n_rows_max[c] * row, true);
-        struct buf *q_at = rig_new(&rig, (size_t)n * row, 4, 2); /* the last rows */
-        float *got;
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
+        const struct cut_case *v = &cases[c];
+        const struct geometry g = v->g;
+        const int n_segs = v->n_rows[1] > 0 ? 2 : 1, n_all = v->n_rows[0] + v->n_rows[1];
+        const size_t n = (size_t)n_all * (size_t)(g.heads * g.dim), n_own = (size_t)(n_all * g.kv_heads * g.dim);
+        struct pages pages = pages_new(g, v->dtype, max_int(v->len[0], v->len[1]) + 1, 0.5f, 0.25f);
+        struct seq_ctl ctl[N_SEGS] = {{.draft_valid_from = v->valid_from}, {.draft_valid_from = v->valid_from}};
+        int rows[N_SEGS], pos[N_SEGS];
+        struct rig_batch batch;
+        struct attn_args args;
+        float *cut, *whole;
+        char what[128];
 
-        rig_set(&rig, q_at, q_values + (size_t)(300 - n) * row);
-        RIG_RUN(&rig, GPU, attn,
-                (&(struct attn_args){.batch = &batch.side[GPU],
-                                     .q = q_at->mem[GPU],
-                                     .n_heads = g.heads,
-                                     .n_kv_heads = g.kv_heads,
-                                     .head_dim = g.dim,
-                                     .kv = &pages.view[GPU],
-                                     .layer = LAYER,
-                                     .out = out->mem[GPU]}));
-        got = rig_get(&rig, out, GPU);
-        if (first)
-            assert_memory_equal(first, got + (size_t)(n - 1) * row, row * sizeof *got);
-        else {
-            first = malloc(row * sizeof *first);
-            memcpy(first, got + (size_t)(n - 1) * row, row * sizeof *first);
+        for (int i = 0; i < n_segs; i++) { /* slots are in falling order */
+            rows[i] = v->n_rows[n_segs - 1 - i];
+            pos[i] = v->len[n_segs - 1 - i] - (v->has_own ? 0 : rows[i]);
         }
-        free(got);
+        fill_at_random(g, &pages, v->len);
+        batch = rig_batch(&rig, n_segs, rows, pos, NULL, n_all);
+        args = (struct attn_args){.batch = &batch.side[GPU],
+                                  .q = rig_floats(&rig, n, 2, true)->mem[GPU],
+                                  .n_heads = g.heads,
+                                  .n_kv_heads = g.kv_heads,
+                                  .head_dim = g.dim,
+                                  .gate = rig_floats(&rig, n, 2, true)->mem[GPU],
+                                  .gate_stride = g.heads * g.dim,
+                                  .gate_head_stride = g.dim,
+                                  .kv = &pages.view[GPU],
+                                  .layer = LAYER,
+                                  .block_k = v->has_own ? rig_floats(&rig, n_own, 1, true)->mem[GPU] : NULL,
+                                  .block_v = v->has_own ? rig_floats(&rig, n_own, 1, true)->mem[GPU] : NULL,
+                                  .block_causal = v->is_causal,
+                                  .window = v->window,
+                                  .ctl = v->has_own ? rig_words(&rig, ctl, sizeof ctl / 4)->mem[GPU] : NULL};
+        cut = attend_in_pieces(args, NULL, 0);
+        for (int i = 0; i < 3; i++) {
+            const struct attn_spans *const pieces = i == 0 ? all : i == 1 ? two : more;
+
+            whole = attend_in_pieces(args, pieces, (int[]){1, 2, 4}[i]);
+            snprintf(what, sizeof what, "cut %d/%d x %d %s, %d and %d rows, %d and %d keys, %d runs", g.heads,
+                     g.kv_heads, g.dim, dtype_name(v->dtype), v->n_rows[0], v->n_rows[1], v->len[0], v->len[1],
+                     (int[]){1, 2, 4}[i]);
+            assert_same_bits(cut, whole, n, what);
+            free(whole);
+        }
+        free(cut);
+        rig_clear(&rig);
     }
-    free(first);
-    free(q_values);
+}
+
+/* The last row of a context alone, in blocks of 7 and 16, and in a prefill of more rows than are cut. */
+static void a_row_has_the_same_bits_in_every_block(void **state) {
+    static const struct {
+        struct geometry g;
+        enum dtype dtype;
+        int len;
+    } cases[] = {
+        {{6, 1, 256}, DTYPE_BF16, 2300}, {{6, 1, 256}, DTYPE_BF16, 2304}, {{6, 1, 256}, DTYPE_BF16, 2305},
+        {{4, 2, 256}, DTYPE_E4M3, 1024}, {{4, 2, 128}, DTYPE_F16, 1025},  {{256, 1, 64}, DTYPE_BF16, 1537},
+        {{4, 1, 64}, DTYPE_BF16, 320},
+    };
+    static const int n_rows_max[] = {1, 7, 16, 300, 300}, n_rows[] = {1, 7, 16, 16, 300};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct geometry g = cases[i].g;
+        const int len = cases[i].len;
+        const size_t row = (size_t)(g.heads * g.dim);
+        struct pages pages = pages_new(g, cases[i].dtype, len, 0.5f, 0.25f);
+        float *q = rig_randoms(&rig, 300 * row, 2), *first = NULL;
+
+        fill_at_random(g, &pages, (int[]){len, 0});
+        for (size_t c = 0; c < ARRAY_LEN(n_rows); c++) {
+            const int n = n_rows[c];
+            struct rig_batch batch = rig_batch(&rig, 1, &n, (int[]){len - n}, NULL, n_rows_max[c]);
+            struct buf *q_at = rig_new(&rig, (size_t)n * row, 4, 2); /* the last rows */
+            float *got;
+            char what[64];
+
+            rig_set(&rig, q_at, q + (size_t)(300 - n) * row);
+            got = attend_in_pieces((struct attn_args){.batch = &batch.side[GPU],
+                                                      .q = q_at->mem[GPU],
+                                                      .n_heads = g.heads,
+                                                      .n_kv_heads = g.kv_heads,
+                                                      .head_dim = g.dim,
+                                                      .kv = &pages.view[GPU],
+                                                      .layer = LAYER},
+                                   NULL, 0);
+            snprintf(what, sizeof what, "row %d of %d/%d x %d, among %d", len - 1, g.heads, g.kv_heads, g.dim, n);
+            if (first)
+                assert_same_bits(first, got + (size_t)(n - 1) * row, row, what);
+            else
+                first = memcpy(malloc(row * sizeof *first), got, row * sizeof *first);
+            if (n > 1) /* a comparison that would pass for any row proves nothing */
+                assert_memory_not_equal(first, got + (size_t)(n - 2) * row, row * sizeof *first);
+            free(got);
+        }
+        free(first);
+        free(q);
+        rig_clear(&rig);
+    }
 }
 
 /* Three runs over a span each, the pages of the first span read from the ring, and one run over all of them. */
 static void spans_one_by_one_have_the_bits_of_all_at_once(void **state) {
     enum { N_ROWS = 16, LEN = 2300, N_RING = SPAN_TOKENS / PAGE_TOKENS };
+    static const struct attn_spans pieces[] = {{0, 1}, {1, 2}, {2, ATTN_SPANS_END}};
     const struct geometry g = {6, 1, 256};
-    const struct attn_spans pieces[] = {{0, 1}, {1, 2}, {2, ATTN_SPANS_END}};
     struct pages pages = pages_new(g, DTYPE_BF16, 2400, 1, 1);
     struct buf *q = rig_floats(&rig, (size_t)(N_ROWS * g.heads * g.dim), 2, true);
-    struct buf *whole = rig_poison(&rig, q->n, true), *pieced = rig_poison(&rig, q->n, true);
-    struct buf *spans = rig_words(&rig, pieces, 2);
     const size_t layer_bytes = kv_layer_bytes(&pages.view[GPU]), n_table = (size_t)(N_SEGS * pages.n_pages_max);
-    struct buf *ring = rig_new(&rig, N_RING * layer_bytes, 1, 1), *table;
+    struct buf *ring = rig_new(&rig, N_RING * layer_bytes, 1, 1);
     struct rig_batch batch = rig_batch(&rig, 1, (int[]){N_ROWS}, (int[]){LEN - N_ROWS}, NULL, N_ROWS);
     const struct side *side = &rig.side[GPU];
     int32_t *entries = malloc(n_table * sizeof *entries);
@@ -323,14 +533,12 @@ static void spans_one_by_one_have_the_bits_of_all_at_once(void **state) {
                              .n_kv_heads = g.kv_heads,
                              .head_dim = g.dim,
                              .kv = &pages.view[GPU],
-                             .layer = LAYER,
-                             .out = whole->mem[GPU]};
-    struct program *program;
+                             .layer = LAYER};
     float *want, *got;
 
     (void)state;
     fill(g, &pages, (int[]){LEN, LEN}, false);
-    RIG_RUN(&rig, GPU, attn, &args);
+    want = attend_in_pieces(args, NULL, 0);
 
     rig_copy(&rig.side[GPU], (void *)(uintptr_t)streamed.table, entries, n_table * sizeof *entries, false);
     for (int i = 0; i < N_RING; i++) {
@@ -342,30 +550,30 @@ static void spans_one_by_one_have_the_bits_of_all_at_once(void **state) {
             0);
         entries[i] = ~i;
     }
-    table = rig_words(&rig, entries, n_table);
-    streamed.table = table->mem[GPU];
+    streamed.table = rig_words(&rig, entries, n_table)->mem[GPU];
     streamed.ring = ring->mem[GPU];
     args.kv = &streamed;
-    args.spans = spans->mem[GPU];
-    args.out = pieced->mem[GPU];
-    assert_int_equal(side->backend->program_begin(side->device, &program), 0);
-    assert_int_equal(side->backend->program_cut(program), 0);
-    assert_int_equal(side->backend->attn(program, &args), 0);
-    assert_int_equal(side->backend->program_cut(program), 0);
-    assert_int_equal(side->backend->program_end(program), 0);
-    assert_int_equal(side->backend->program_run_part(side->stream, program, 3), -EINVAL);
-    for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
-        rig_set_bytes(&rig, spans, &pieces[i], sizeof pieces[i]);
-        assert_int_equal(side->backend->program_run_part(side->stream, program, 1), 0);
-        assert_int_equal(backend_stream_wait(side->backend, side->stream), 0);
-    }
-    side->backend->program_free(program);
-    want = rig_get(&rig, whole, GPU);
-    got = rig_get(&rig, pieced, GPU);
-    assert_memory_equal(want, got, q->n * sizeof *want);
+    got = attend_in_pieces(args, pieces, ARRAY_LEN(pieces));
+    assert_same_bits(want, got, q->n, "pages of the first span in the ring, 3 runs");
+    free(got);
+    got = attend_in_pieces(args, NULL, 0);
+    assert_same_bits(want, got, q->n, "pages of the first span in the ring, cut");
     free(want);
     free(got);
     free(entries);
+}
+
+static void parts_are_run_by_number(void **state) {
+    const struct side *side = &rig.side[GPU];
+    struct program *program;
+
+    (void)state;
+    assert_int_equal(side->backend->program_begin(side->device, &program), 0);
+    assert_int_equal(side->backend->program_cut(program), 0);
+    assert_int_equal(side->backend->program_end(program), 0);
+    assert_int_equal(side->backend->program_run_part(side->stream, program, 1), 0);
+    assert_int_equal(side->backend->program_run_part(side->stream, program, 2), -EINVAL);
+    side->backend->program_free(program);
 }
 
 static void draft_kv_writes_committed_rows(void **state) {
@@ -420,8 +628,10 @@ int main(void) {
         cmocka_unit_test_teardown(qk_agrees_in_every_element_type, teardown),
         cmocka_unit_test_teardown(context_attention_agrees, teardown),
         cmocka_unit_test_teardown(draft_attention_agrees, teardown),
+        cmocka_unit_test_teardown(every_cut_gives_the_same_bits, teardown),
         cmocka_unit_test_teardown(a_row_has_the_same_bits_in_every_block, teardown),
         cmocka_unit_test_teardown(spans_one_by_one_have_the_bits_of_all_at_once, teardown),
+        cmocka_unit_test_teardown(parts_are_run_by_number, teardown),
         cmocka_unit_test_teardown(draft_kv_writes_committed_rows, teardown),
     };
     int failed;
