@@ -620,7 +620,7 @@ bool engine_fill(struct engine *engine, struct plan *plan) {
         plan->work.rerun_input = &plan->replay_input;
     }
     if (plan->n_cycle > 0) {
-        plan->work.cycle = engine->cycle;
+        plan->work.cycle = engine_cycle_of(engine, plan->n_cycle);
         plan->work.cycle_list = plan->cycle_list;
     }
     return !plan_is_empty(plan);

@@ -9,6 +9,7 @@
 #include "waiting.h"
 
 enum {
+    ENGINE_CYCLES = 4,
     ENGINE_LOOK_AHEAD = 64, /* seqs that wait and are looked at in a turn: of those before, some fit or all must wait */
 };
 
@@ -25,7 +26,10 @@ struct engine {
     struct seq *streaming;   /* who streams: its place has the ring; NULL: nobody */
     struct seq_pages *pages; /* [n_places] */
     struct seq **at_slot;    /* [n_places] who runs there */
-    struct model_pass *prefill, *replay, *cycle;
+    struct model_pass *prefill, *replay;
+    /* The same cycle for ever more seqs, the last one for all places: a device that works by what a program may hold at
+     * most is fast with few. They have the same bits. */
+    struct model_pass *cycles[ENGINE_CYCLES];
     struct plan plans[DEVICE_PLANS_MAX];
 
     /* A seq is in one of these: */
@@ -52,6 +56,9 @@ struct engine {
 
 /* How far down a chain goes: to the disk if it is likely to be asked for again, and reading it would pay. */
 enum kv_spill_depth engine_depth(struct engine *engine, uint32_t n_pages, bool is_likely);
+
+/* The smallest that has room for so many. */
+struct model_pass *engine_cycle_of(const struct engine *engine, int n_seqs);
 
 /* False: there is nothing to do. */
 bool engine_fill(struct engine *engine, struct plan *plan);

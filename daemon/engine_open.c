@@ -64,6 +64,21 @@ static int open_tables(struct engine *engine, struct stream *load) {
     return r;
 }
 
+/* Seqs of a block are 16 rows each: where products for few rows end, and beyond them. */
+static int cycle_segs_max(const struct engine *engine, int i) {
+    static const int n_segs[ENGINE_CYCLES - 1] = {1, 4, 16};
+
+    return i < ENGINE_CYCLES - 1 ? min_int(n_segs[i], engine->options.n_places) : engine->options.n_places;
+}
+
+struct model_pass *engine_cycle_of(const struct engine *engine, int n_seqs) {
+    int i = 0;
+
+    while (cycle_segs_max(engine, i) < n_seqs)
+        i++;
+    return engine->cycles[i];
+}
+
 static int open_passes(struct engine *engine) {
     const struct engine_options *o = &engine->options;
     const struct model_space *space = &engine->tables.view;
@@ -76,14 +91,17 @@ static int open_passes(struct engine *engine) {
                                         .n_segs_max = o->n_places,
                                         .n_rows_max = o->n_places * BLOCK_ROWS_MAX,
                                         .n_outs_max = o->n_places};
-    struct model_pass_options cycle = {.kind = PASS_CYCLE, .n_segs_max = o->n_places};
+    struct model_pass_options cycle = {.kind = PASS_CYCLE};
     int r;
 
     r = model_pass_new(o->model, space, &prefill, &engine->prefill);
     if (r == 0)
         r = model_pass_new(o->model, space, &replay, &engine->replay);
-    if (r == 0)
-        r = model_pass_new(o->model, space, &cycle, &engine->cycle);
+    for (int i = 0; r == 0 && i < ENGINE_CYCLES; i++) {
+        cycle.n_segs_max = cycle_segs_max(engine, i);
+        if (i == 0 || cycle.n_segs_max > cycle_segs_max(engine, i - 1))
+            r = model_pass_new(o->model, space, &cycle, &engine->cycles[i]);
+    }
     for (int i = 0; r == 0 && i < DEVICE_PLANS_MAX; i++)
         r = plan_open(&engine->plans[i], o->backend, o->device, o->model, o->n_places, engine->n_rows_max,
                       o->restores ? engine->tables.n_pages_max : 0);
@@ -114,7 +132,7 @@ static int time_cycle(struct engine *engine, struct stream *stream, bool specula
         r = backend_stream_wait(o->backend, stream);
     start = o->now_us();
     if (r == 0)
-        r = model_pass_run_cycle(engine->cycle, stream, plan->cycle_list, NULL);
+        r = model_pass_run_cycle(engine->cycles[0], stream, plan->cycle_list, NULL);
     if (r == 0)
         r = backend_stream_wait(o->backend, stream);
     *ret_us = o->now_us() - start;
@@ -231,7 +249,8 @@ void engine_close(struct engine *engine) {
         plan_close(&engine->plans[i], engine->options.model);
     model_pass_free(engine->prefill);
     model_pass_free(engine->replay);
-    model_pass_free(engine->cycle);
+    for (int i = 0; i < ENGINE_CYCLES; i++)
+        model_pass_free(engine->cycles[i]);
     for (int i = 0; engine->pages && i < engine->options.n_places; i++)
         pages_close(&engine->pages[i]);
     streamer_close(engine->streamer);

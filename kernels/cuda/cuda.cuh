@@ -31,7 +31,7 @@ int cuda_result(struct device *device, cudaError_t error);
 /* ---- program.cu: recording. `launch` enqueues the kernels of one op; it runs once, while its part of the
  * program is captured. Scratch is 256-byte aligned and shared by all ops; sums are zero bits before an op and must be so
  * after it. */
-enum { SUMS_BYTES = 5 * 1024 * 1024 };
+enum { SUMS_BYTES = 9 * 1024 * 1024 };
 struct launch {
     cudaStream_t stream;
     char *scratch;

@@ -9,7 +9,7 @@
 #include "weight.cuh"
 
 enum {
-    STREAM_ROWS = 32, /* up to this many rows the kernel that streams the weights runs, beyond it the one of tiles */
+    STREAM_ROWS = 64, /* up to this many rows the kernel that streams the weights runs, beyond it the one of tiles */
 };
 
 struct row_count {         /* read on the device: *n, or 0 if *n_segs is 0 */

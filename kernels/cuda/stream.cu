@@ -21,11 +21,11 @@ enum {
 };
 static_assert(2 * SUMS_OF_PRODUCT * sizeof(float4) <= SUMS_BYTES, "two products' sums fit");
 
-/* What x is: one group of 16 rows, two, or one row that is normed here. */
-enum rows_kind { ROWS_16, ROWS_32, ROW_NORMED };
+/* What x is: up to so many rows, in groups of 16, or one row that is normed here. */
+enum rows_kind { ROWS_16, ROWS_32, ROWS_64, ROW_NORMED };
 
 __host__ __device__ constexpr int n_groups_of(enum rows_kind kind) {
-    return kind == ROWS_32 ? 2 : 1;
+    return kind == ROWS_64 ? 4 : kind == ROWS_32 ? 2 : 1;
 }
 __host__ __device__ constexpr int stage_bytes(enum rows_kind kind) {
     return W_BYTES + (kind == ROW_NORMED ? 0 : n_groups_of(kind) * 16 * X_STRIDE);
@@ -412,7 +412,9 @@ void stream_launch(const struct launch *launch, const struct gemm_job *job) {
         launch_kind<ROW_NORMED>(launch, &args, n_items);
     } else if (job->groups != NULL || job->n_max <= 16) {
         launch_kind<ROWS_16>(launch, &args, n_items);
-    } else {
+    } else if (job->n_max <= 32) {
         launch_kind<ROWS_32>(launch, &args, n_items);
+    } else {
+        launch_kind<ROWS_64>(launch, &args, n_items);
     }
 }

@@ -4,7 +4,7 @@
 
 #include "product.h"
 
-enum { ROWS_MAX = 2048, STREAM_ROWS = 32 /* up to so many, weights bound a product */, HEAD_ROWS = 100000 };
+enum { ROWS_MAX = 2048, STREAM_ROWS = 64 /* up to so many, weights bound a product */, HEAD_ROWS = 100000 };
 
 struct matrix {
     const char *name;
@@ -23,7 +23,7 @@ static const struct matrix cpu_matrices[] = {
     {"0.8B gate_up", 7168, 1024, LINEAR_SWIGLU},
     {"0.8B down", 1024, 3584, LINEAR_ADD},
 };
-static const int row_counts[] = {1, 16, 32, 512, 2048};
+static const int row_counts[] = {1, 16, 32, 64, 512, 2048};
 
 static int measure(struct rig *rig, const struct matrix *m) {
     int rows_max = !rig_is_gpu(rig) || m->n > HEAD_ROWS ? STREAM_ROWS : ROWS_MAX, r;
