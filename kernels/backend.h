@@ -490,7 +490,8 @@ struct backend {
     int (*program_join)(struct program *program); /* main chain waits for all aux ops before it */
     int (*program_end)(struct program *program);  /* sizes and allocates its scratch */
     void (*program_free)(struct program *program);
-    int (*program_run)(struct stream *stream, struct program *program); /* all parts in order */
+    /* All parts in order. Runs of a device's programs must not overlap: they may share scratch. */
+    int (*program_run)(struct stream *stream, struct program *program);
     int (*program_run_part)(struct stream *stream, struct program *program,
                             int part); /* the ops between two cuts; part 0 is what comes before the first */
 

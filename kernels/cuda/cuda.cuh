@@ -17,7 +17,8 @@ struct device {
     void *pack_host;   /* pinned, PACK_BYTES */
     void *pack_device; /* PACK_BYTES */
     bool is_sm90;
-    int is_lost; /* atomic; once set it stays: a sticky error breaks the whole context */
+    struct work_mem *work_mem; /* the largest yet, or NULL: programs run one after another, and share it */
+    int is_lost;               /* atomic; once set it stays: a sticky error breaks the whole context */
     int n_multiprocessors;
 };
 enum {

@@ -1,6 +1,6 @@
 /* program: a recorded pass. Ops are kept as launch functions with copies of their arguments; program_end captures each
  * part, what lies between two cuts, into a graph of its own. Aux ops run in their place in the chain, so joins need
- * nothing. */
+ * nothing. Programs of a device run one after another, so a program takes the memory of an earlier one if that is enough. */
 #include "cuda.cuh"
 
 #include <errno.h>
@@ -13,12 +13,18 @@ struct entry {
     int part; /* cuts before it */
 };
 
+struct work_mem { /* sums, then scratch */
+    char *mem;
+    size_t bytes;
+    int n_users;
+};
+
 struct program {
     struct device *device;
     struct entry *entries;
     int n_entries, n_entries_max;
     size_t scratch_bytes;
-    char *mem; /* sums, then scratch */
+    struct work_mem *work;
     int n_cuts;
     cudaGraphExec_t *graphs; /* [n_cuts + 1] */
     int error;               /* first failure while recording */
@@ -86,7 +92,8 @@ int cuda_program_join(struct program *program) {
 
 static int capture(struct program *program, int part) {
     struct device *device = program->device;
-    struct launch launch = {device->load, program->mem + SUMS_BYTES, (float *)(void *)program->mem, device->is_sm90,
+    char *mem = program->work->mem;
+    struct launch launch = {device->load, mem + SUMS_BYTES, (float *)(void *)mem, device->is_sm90,
                             device->n_multiprocessors};
     cudaGraph_t graph = NULL;
     cudaError_t error;
@@ -113,8 +120,44 @@ static int capture(struct program *program, int part) {
     return r;
 }
 
+static void leave_work_mem(struct device *device, struct work_mem *work) {
+    if (work == NULL || --work->n_users > 0)
+        return;
+    if (device->work_mem == work)
+        device->work_mem = NULL;
+    cudaFree(work->mem);
+    free(work);
+}
+
+static int join_work_mem(struct device *device, size_t bytes, struct work_mem **ret_work) {
+    struct work_mem *work = device->work_mem;
+    int r;
+
+    if (work != NULL && work->bytes >= bytes) {
+        work->n_users++;
+        *ret_work = work;
+        return 0;
+    }
+    work = (struct work_mem *)calloc(1, sizeof *work);
+    if (work == NULL)
+        return -ENOMEM;
+    work->bytes = bytes;
+    work->n_users = 1;
+    r = cuda_result(device, cudaMalloc((void **)&work->mem, bytes));
+    if (r == 0)
+        r = cuda_result(device, cudaMemsetAsync(work->mem, 0, bytes, device->load));
+    if (r == 0)
+        r = cuda_result(device, cudaStreamSynchronize(device->load));
+    if (r != 0) {
+        leave_work_mem(device, work);
+        return r;
+    }
+    device->work_mem = work;
+    *ret_work = work;
+    return 0;
+}
+
 int cuda_program_end(struct program *program) {
-    size_t bytes = SUMS_BYTES + program->scratch_bytes;
     int r;
 
     if (program->has_ended)
@@ -122,11 +165,8 @@ int cuda_program_end(struct program *program) {
     if (program->error != 0)
         return program->error;
     program->graphs = (cudaGraphExec_t *)calloc((size_t)program->n_cuts + 1, sizeof *program->graphs);
-    r = program->graphs == NULL ? -ENOMEM : cuda_result(program->device, cudaMalloc((void **)&program->mem, bytes));
-    if (r == 0)
-        r = cuda_result(program->device, cudaMemsetAsync(program->mem, 0, bytes, program->device->load));
-    if (r == 0)
-        r = cuda_result(program->device, cudaStreamSynchronize(program->device->load));
+    r = program->graphs == NULL ? -ENOMEM
+                                : join_work_mem(program->device, SUMS_BYTES + program->scratch_bytes, &program->work);
     for (int part = 0; r == 0 && part <= program->n_cuts; part++)
         r = capture(program, part);
     program->has_ended = r == 0;
@@ -140,7 +180,7 @@ void cuda_program_free(struct program *program) {
         if (program->graphs[part] != NULL)
             cudaGraphExecDestroy(program->graphs[part]);
     free(program->graphs);
-    cudaFree(program->mem);
+    leave_work_mem(program->device, program->work);
     for (int i = 0; i < program->n_entries; i++)
         free(program->entries[i].args);
     free(program->entries);
