@@ -49,6 +49,12 @@ void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault)
     restores->vault = vault;
 }
 
+void kv_restores_set_listener(struct kv_restores *restores,
+                              void (*on_ended)(void *user, const struct kv_restored *restored), void *user) {
+    restores->on_ended = on_ended;
+    restores->user = user;
+}
+
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
 struct kv_page_name restore_name(const struct kv_key *keys, const int32_t *tokens, uint32_t page) {
@@ -144,6 +150,18 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
                                    .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 
+/* Whose pages end with this one, of which something lies below. */
+static uint32_t whose(const struct kv_restores *restores, const struct kv_page_name *last) {
+    uint32_t record = kv_shelf_find(restores->options.shelf, last);
+
+    if (record != KV_NO_RECORD)
+        return kv_shelf_name(restores->options.shelf, record).uid;
+    for (int g = 0; g < KV_GROUP_N; g++)
+        if (lies_on_disk(restores, last, (enum kv_group)g))
+            return kv_vault_uid(restores->vault, last, (enum kv_group)g);
+    return KV_NO_UID;
+}
+
 /* ---- taking --------------------------------------------------------------------------------------------------------- */
 
 enum taken { TAKEN, TAKE_NONE /* it is nowhere below */, TAKE_FULL /* the device has no slot */ };
@@ -159,9 +177,6 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
         return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
         return TAKE_FULL;
-    if (page == 0)
-        restore->lease.uid =
-            is_on_host ? kv_shelf_name(o->shelf, record).uid : kv_vault_uid(restore->restores->vault, &name, group);
     item->page = page;
     item->group = group;
     if (is_on_host) {
@@ -256,6 +271,18 @@ static int publish(struct kv_restore *restore) {
     return 0;
 }
 
+void restore_arrived(struct kv_restore *restore, struct restore_item *item) {
+    struct kv_restores *restores = restore->restores;
+    size_t bytes = restores->options.store->group[item->group].slot_bytes;
+
+    restore_let_go_below(restore, item);
+    restore->n_done++;
+    restore->sum.n_copies++;
+    restore->sum.bytes += bytes;
+    restores->stats.n_copies++;
+    restores->stats.bytes += bytes;
+}
+
 /* What is used leaves shelf and disk later than what is not, and from its end. */
 static void touch_chain(const struct kv_restore *restore) {
     for (uint32_t page = restore->n_pages; page-- > 0;) {
@@ -267,14 +294,27 @@ static void touch_chain(const struct kv_restore *restore) {
     }
 }
 
-void restore_finish(struct kv_restore *restore, int result) {
-    struct kv_restores_stats *stats = &restore->restores->stats;
+/* Its time is counted. */
+static void tell(struct kv_restore *restore, int result) {
+    struct kv_restores *restores = restore->restores;
+    struct kv_restored *sum = &restore->sum;
 
+    sum->us = restore->counted_us - restore->began_us;
+    sum->result = result;
+    *(result == 0 ? &restores->stats.n_done : &restores->stats.n_failed) += 1;
+    for (int i = 0; i < KV_RESTORE_STAGE_N; i++)
+        restores->stats.stage_us[i] += sum->stage_us[i];
+    if (restores->on_ended)
+        restores->on_ended(restores->user, sum);
+}
+
+void restore_finish(struct kv_restore *restore, int result) {
+    restore_flow_count(restore);
     if (result == 0)
         result = publish(restore);
     give_back(restore);
     touch_chain(restore);
-    *(result == 0 ? &stats->n_done : &stats->n_failed) += 1;
+    tell(restore, result);
     restore->on_done(restore->user, result);
 }
 
@@ -298,6 +338,7 @@ void kv_restore_cancel(struct kv_restore *restore) {
 /* Begins with what is missing, all of it pinned below, and slots for it. */
 static int begin(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                  struct kv_restore **ret_restore) {
+    struct kv_page_name last = restore_name(keys, tokens, n_pages - 1);
     struct kv_restore *restore = NULL;
 
     for (uint32_t i = 0; !restore && i < restores->options.n_restores; i++)
@@ -312,6 +353,7 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
     restore->error = 0;
     restore->is_handed = false;
     restore->n_items = restore->n_done = restore->next_read = restore->next_copy = restore->next_far = 0;
+    restore->lease.uid = whose(restores, &last);
     restore->n_held = kv_lease_hold_prefix(&restore->lease, keys, tokens, n_pages);
     if (!take_all(restore) || restore->n_items == 0) {
         give_back(restore);
@@ -322,19 +364,25 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
     return 0;
 }
 
-static void use(struct kv_restore *restore) {
+static void use(struct kv_restore *restore, enum kv_restore_why why) {
     restore->is_used = true;
+    restore->began_us = restore->counted_us = restore->restores->options.now_us();
+    restore->sum = (struct kv_restored){.why = why,
+                                        .was_handed = restore->is_handed,
+                                        .uid = restore->lease.uid,
+                                        .n_tokens = restore->n_pages * PAGE_TOKENS};
     restore->restores->stats.n_now++;
 }
 
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
-                     void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore) {
+                     enum kv_restore_why why, void (*on_done)(void *user, int result), void *user,
+                     struct kv_restore **ret_restore) {
     struct kv_restore *restore;
     int r = begin(restores, keys, tokens, n_pages, &restore);
 
     if (r != 0)
         return r;
-    use(restore);
+    use(restore, why);
     restore->on_done = on_done;
     restore->user = user;
     *ret_restore = restore;
@@ -395,8 +443,8 @@ int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys
     }
     if (r != 0)
         return r;
-    use(restore);
     restore->is_handed = true;
+    use(restore, KV_RESTORE_REQUEST);
     restore->next_read = restore->n_items;
     n_run[KV_DRAFT_FULL] = run_of(restore, KV_DRAFT_FULL);
     n_run[KV_DRAFT_SLIDING] = run_of(restore, KV_DRAFT_SLIDING);
@@ -419,17 +467,16 @@ struct kv_handed kv_restore_handed(const struct kv_restore *restore, uint32_t i)
 }
 
 void kv_restore_copied(struct kv_restore *restore, int result) {
-    struct kv_restores_stats *stats = &restore->restores->stats;
-
     assert(restore->is_handed && restore->n_done == 0);
-    *(result == 0 ? &stats->n_done : &stats->n_failed) += 1;
-    for (uint32_t i = 0; i < restore->n_items; i++) {
-        restore_let_go_below(restore, &restore->items[i]);
-        stats->n_copies += result == 0;
-        stats->bytes += result == 0 ? restore->restores->options.store->group[restore->items[i].group].slot_bytes : 0;
-    }
+    restore_flow_count(restore);
+    for (uint32_t i = 0; i < restore->n_items; i++)
+        if (result == 0)
+            restore_arrived(restore, &restore->items[i]);
+        else
+            restore_let_go_below(restore, &restore->items[i]);
     restore->n_done = restore->n_items;
     touch_chain(restore);
+    tell(restore, result);
 }
 
 double kv_restore_progress(const struct kv_restore *restore) {

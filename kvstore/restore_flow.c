@@ -1,8 +1,30 @@
 /* restore_flow: pages come up. */
+#include <assert.h>
 #include <errno.h>
 
 #include "restore_internal.h"
 #include "store_internal.h"
+
+/* ---- time ----------------------------------------------------------------------------------------------------------- */
+
+/* Nothing of it has gone from one stage to the next since but what came from disk, of which the vault has noted when. */
+void restore_flow_count(struct kv_restore *restore) {
+    uint64_t now = restore->restores->options.now_us(), from = restore->counted_us, came = from;
+    enum kv_restore_stage then = restore->is_sending || restore->is_handed ? KV_RESTORE_COPYING : KV_RESTORE_WAITING;
+
+    for (int i = 0; i < RESTORE_READS_MAX; i++) {
+        const struct restore_reading *reading = &restore->readings[i];
+
+        if (!reading->is_busy)
+            continue;
+        then = KV_RESTORE_CHECKING;
+        came = max_u64(came, reading->read.came_us != 0 ? reading->read.came_us : now);
+    }
+    assert(from <= came && came <= now);
+    restore->sum.stage_us[KV_RESTORE_READING] += came - from;
+    restore->sum.stage_us[then] += now - came;
+    restore->counted_us = now;
+}
 
 /* ---- reading -------------------------------------------------------------------------------------------------------- */
 
@@ -62,6 +84,7 @@ static bool read_item(struct kv_restore *restore, uint32_t idx) {
         do_without(restore, item, -EIO);
         return true;
     }
+    restore_flow_count(restore);
     item->state = RESTORE_READING;
     reading->is_busy = true;
     reading->item = idx;
@@ -87,8 +110,10 @@ static void on_read(struct kv_vault_read *read, int result) {
     struct restore_item *item = &restore->items[reading->item];
     struct kv_page_name name = restore_name(restore->keys, restore->tokens, item->page);
 
+    restore_flow_count(restore);
     reading->is_busy = false;
     if (result == 0) {
+        restore->sum.n_disk_pages++;
         restore->restores->stats.n_disk_pages++;
         take_from_shelf(restore, item, kv_shelf_find(o->shelf, &name));
     } else {
@@ -139,6 +164,7 @@ static void copy_some(struct kv_restore *restore) {
         add_copy(restore, restore->next_far);
     if (restore->batch.n == 0)
         return;
+    restore_flow_count(restore);
     restore->is_sending = o->copier.submit(o->copier.user, &restore->batch) == 0;
     if (!restore->is_sending)
         restore->error = -EIO;
@@ -146,17 +172,13 @@ static void copy_some(struct kv_restore *restore) {
 
 static void on_copied(struct kv_copy_batch *batch) {
     struct kv_restore *restore = container_of(batch, struct kv_restore, batch);
-    struct kv_restores_stats *stats = &restore->restores->stats;
 
+    restore_flow_count(restore);
     restore->is_sending = false;
     if (batch->result != 0 && restore->error == 0)
         restore->error = batch->result;
-    for (int i = 0; batch->result == 0 && i < batch->n; i++) {
-        restore_let_go_below(restore, &restore->items[restore->batch_items[i]]);
-        restore->n_done++;
-        stats->n_copies++;
-        stats->bytes += batch->transfers[i].bytes;
-    }
+    for (int i = 0; batch->result == 0 && i < batch->n; i++)
+        restore_arrived(restore, &restore->items[restore->batch_items[i]]);
     restore_flow_step(restore);
 }
 
@@ -165,6 +187,7 @@ void restore_flow_step(struct kv_restore *restore) {
     read_some(restore);
     copy_some(restore);
     if (restore->error != 0) { /* what is still being read is for others, or for the next time */
+        restore_flow_count(restore);
         for (int i = 0; i < RESTORE_READS_MAX; i++)
             if (restore->readings[i].is_busy) {
                 kv_vault_read_cancel(restore->restores->vault, &restore->readings[i].read);

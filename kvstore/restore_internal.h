@@ -1,5 +1,5 @@
 /* restore_internal: the insides of restores. restore.c: what is looked for, taken, published and given back; restore_flow.c:
- * how it comes up. */
+ * how it comes up, and where the time goes. */
 #pragma once
 #include "restore.h"
 
@@ -47,6 +47,8 @@ struct kv_restore {
     uint32_t batch_items[KV_COPIES_MAX];
     void (*on_done)(void *user, int result);
     void *user;
+    struct kv_restored sum; /* so far */
+    uint64_t began_us, counted_us;
 };
 
 struct kv_restores {
@@ -54,13 +56,18 @@ struct kv_restores {
     struct kv_vault *vault;
     struct kv_restore *all; /* [n_restores] */
     struct kv_restores_stats stats;
+    void (*on_ended)(void *user, const struct kv_restored *restored);
+    void *user;
 };
 
 struct kv_page_name restore_name(const struct kv_key *keys, const int32_t *tokens, uint32_t page);
 void restore_let_go_below(struct kv_restore *restore, struct restore_item *item);
+void restore_arrived(struct kv_restore *restore, struct restore_item *item); /* on the device */
 /* Everything is on the device, or will not be: publishes it, or gives it back, and calls on_done. */
 void restore_finish(struct kv_restore *restore, int result);
 
+/* The time since it was last counted goes to the stage that it was in: to be called before it goes to another. */
+void restore_flow_count(struct kv_restore *restore);
 void restore_flow_init(struct kv_restore *restore);
 void restore_flow_start(struct kv_restore *restore); /* reads and copies begin; nobody is called */
 /* Goes on, or ends when nothing is on its way any more. */

@@ -33,6 +33,12 @@ struct rig {
 
 /* ---- fakes ---- */
 
+static uint64_t clock_us;
+
+static uint64_t now_us(void) {
+    return clock_us;
+}
+
 static int submit_batch(void *user, struct kv_copy_batch *batch) {
     struct rig *rig = user;
 
@@ -111,7 +117,7 @@ static void on_done(void *user, int result) {
 static void rig_open(struct rig *rig, const uint32_t device[KV_GROUP_N], uint32_t n_shelf_pages, uint32_t n_states) {
     struct kv_shelf_options shelf = {.alignment = FORMAT_ALIGN_MIN};
     struct kv_spill_options spill = {.n_jobs = N_SPILLS, .n_pages_max = KV_RIG_PAGES_MAX};
-    struct kv_restores_options restores = {.n_restores = N_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
+    struct kv_restores_options restores = {.now_us = now_us, .n_restores = N_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
 
     memset(rig, 0, sizeof *rig);
     rig->kv = kv_rig_open(device, 2 * PAGE_TOKENS, device[KV_TARGET_FULL]);
@@ -157,20 +163,6 @@ static void rig_close(struct rig *rig) {
     kv_rig_close(&rig->kv);
 }
 
-/* Pages of the list that the seq lacks are computed and published, and a restore point after n_pages of them. */
-static bool compute(struct rig *rig, struct kv_seq *seq, uint32_t n_pages) {
-    for (; seq->n_filled < n_pages; seq->n_filled++) {
-        bool taken[KV_GROUP_N];
-
-        if (kv_seq_take(seq, &rig->kv, KV_TARGET_FULL, seq->n_filled) != 0)
-            return false;
-        kv_seq_take(seq, &rig->kv, KV_DRAFT_FULL, seq->n_filled);
-        kv_seq_take(seq, &rig->kv, KV_DRAFT_SLIDING, seq->n_filled);
-        KV_RIG_CHECK(kv_seq_publish(seq, seq->n_filled, taken) == 0);
-    }
-    return kv_seq_publish_state(seq, &rig->kv, n_pages, &(bool){false}) == 0;
-}
-
 /* A chain on the shelf alone, with restore points after each of the two numbers of pages. */
 static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint32_t n_second) {
     struct kv_seq *seq = malloc(sizeof *seq);
@@ -180,7 +172,7 @@ static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint
     for (int i = n_first == n_second; i < 2; i++) {
         uint32_t n_pages = i == 0 ? n_first : n_second;
 
-        assert_true(compute(rig, seq, n_pages));
+        assert_true(kv_seq_compute(seq, &rig->kv, n_pages));
         kv_spill_start(rig->spill, &seq->lease, n_pages, 7, KV_SPILL_TO_HOST);
         drain(rig);
     }
@@ -202,7 +194,8 @@ static uint32_t lookup(const struct rig *rig, const struct kv_seq *seq) {
 }
 
 static int start(struct rig *rig, const struct kv_seq *seq, uint32_t n_pages) {
-    int r = kv_restore_start(rig->restores, seq->keys, seq->tokens, n_pages, on_done, rig, &rig->restore);
+    int r = kv_restore_start(rig->restores, seq->keys, seq->tokens, n_pages, KV_RESTORE_REQUEST, on_done, rig,
+                             &rig->restore);
 
     check(rig);
     return r;
@@ -251,7 +244,7 @@ static void only_what_the_device_lacks_is_copied(void **state) {
     rig_open(&rig, ROOMY, 60, 4);
     put_below(&rig, "abcdefgh", 8, 8);
     kv_seq_init(&shorter, &rig.kv, 1, "abcde");
-    assert_true(compute(&rig, &shorter, 5));
+    assert_true(kv_seq_compute(&shorter, &rig.kv, 5));
     kv_seq_init(&seq, &rig.kv, 1, "abcdefghi");
     assert_int_equal(lookup(&rig, &seq), 8);
     assert_int_equal(start(&rig, &seq, 8), 0);
@@ -280,7 +273,7 @@ static void a_prefix_ends_at_its_last_restore_point(void **state) {
     kv_shelf_drop(rig.shelf, last, KV_TARGET_STATE);
     assert_int_equal(lookup(&rig, &seq), 3);
     kv_seq_init(&shorter, &rig.kv, 1, "abcde");
-    assert_true(compute(&rig, &shorter, 5));
+    assert_true(kv_seq_compute(&shorter, &rig.kv, 5));
     kv_seq_deinit(&shorter, &rig.kv);
     assert_int_equal(lookup(&rig, &seq), 5); /* the device has one there, and the shelf the pages beyond */
     kv_store_evict_all(rig.kv.store);
@@ -457,14 +450,14 @@ static void pages_on_their_way_down_stay_on_the_device(void **state) {
     (void)state;
     rig_open(&rig, (uint32_t[KV_GROUP_N]){[KV_TARGET_FULL] = 8, [KV_TARGET_STATE] = 4}, 60, 4);
     kv_seq_init(&seq, &rig.kv, 1, "abcdef");
-    assert_true(compute(&rig, &seq, 6));
+    assert_true(kv_seq_compute(&seq, &rig.kv, 6));
     kv_spill_start(rig.spill, &seq.lease, 6, 7, KV_SPILL_TO_HOST);
     kv_seq_end(&seq, &rig.kv);
     kv_store_evict_all(rig.kv.store);
     kv_seq_init(&other, &rig.kv, 1, "uvwxyz");
-    assert_false(compute(&rig, &other, 6)); /* two slots are left */
+    assert_false(kv_seq_compute(&other, &rig.kv, 6)); /* two slots are left */
     drain(&rig);
-    assert_true(compute(&rig, &other, 6)); /* over the first chain's slots */
+    assert_true(kv_seq_compute(&other, &rig.kv, 6)); /* over the first chain's slots */
     kv_seq_deinit(&other, &rig.kv);
     kv_store_evict_all(rig.kv.store);
     assert_int_equal(start(&rig, &seq, 6), 0);
@@ -484,7 +477,7 @@ static void a_spill_that_fails_is_not_found(void **state) {
     (void)state;
     rig_open(&rig, ROOMY, 60, 4);
     kv_seq_init(&seq, &rig.kv, 1, "abcdef");
-    assert_true(compute(&rig, &seq, 6));
+    assert_true(kv_seq_compute(&seq, &rig.kv, 6));
     for (int way = 0; way < 3; way++) {
         rig.refuses_copies = way == 0;
         rig.refuses_work = way == 1;
@@ -593,11 +586,12 @@ static void act(struct rig *rig, struct user *u, uint64_t *random) {
         n = lookup(rig, &u->seq);
         u->is_done = false;
         if (n > kv_seq_lookup(&u->seq, &rig->kv).n_tokens / PAGE_TOKENS &&
-            kv_restore_start(rig->restores, u->seq.keys, u->seq.tokens, n, on_user_done, u, &u->restore) == 0)
+            kv_restore_start(rig->restores, u->seq.keys, u->seq.tokens, n, KV_RESTORE_REQUEST, on_user_done, u,
+                             &u->restore) == 0)
             return;
         kv_seq_match(&u->seq, &rig->kv);
         n = u->seq.n_filled + 1 + below(random, u->seq.n_pages);
-        if (n <= u->seq.n_pages && compute(rig, &u->seq, n))
+        if (n <= u->seq.n_pages && kv_seq_compute(&u->seq, &rig->kv, n))
             kv_spill_start(rig->spill, &u->seq.lease, n, 7, KV_SPILL_TO_HOST);
     }
 }
