@@ -321,11 +321,12 @@ void restore_finish(struct kv_restore *restore, int result) {
 bool kv_restores_turn(struct kv_restores *restores) {
     uint64_t n_ended = restores->stats.n_done + restores->stats.n_failed;
 
+    restore_flow_go_on(restores);
     for (uint32_t i = 0; i < restores->options.n_restores; i++) {
         struct kv_restore *restore = &restores->all[i];
 
-        if (restore->is_used && restore->n_items > 0 && (restore->error != 0 || restore->next_read < restore->n_items))
-            restore_flow_step(restore);
+        if (restore->is_used && !restore->is_handed && restore->n_items > 0)
+            restore_flow_end(restore);
     }
     return restores->stats.n_done + restores->stats.n_failed != n_ended;
 }
@@ -341,10 +342,17 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
     struct kv_page_name last = restore_name(keys, tokens, n_pages - 1);
     struct kv_restore *restore = NULL;
 
-    for (uint32_t i = 0; !restore && i < restores->options.n_restores; i++)
-        if (!restores->all[i].is_used)
-            restore = &restores->all[i];
-    if (!restore)
+    uint32_t uid = whose(restores, &last), n_free = 0, n_mine = 0;
+
+    for (uint32_t i = 0; i < restores->options.n_restores; i++) {
+        if (restores->all[i].is_used) {
+            n_mine += restores->all[i].sum.uid == uid;
+            continue;
+        }
+        restore = restore ? restore : &restores->all[i];
+        n_free++;
+    }
+    if (n_free == 0 || (n_free == 1 && n_mine > 0))
         return KV_RESTORE_E_BUSY;
     assert(n_pages > 0);
     restore->keys = keys;
@@ -353,7 +361,7 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
     restore->error = 0;
     restore->is_handed = false;
     restore->n_items = restore->n_done = restore->next_read = restore->next_copy = restore->next_far = 0;
-    restore->lease.uid = whose(restores, &last);
+    restore->lease.uid = uid;
     restore->n_held = kv_lease_hold_prefix(&restore->lease, keys, tokens, n_pages);
     if (!take_all(restore) || restore->n_items == 0) {
         give_back(restore);
@@ -366,6 +374,7 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
 
 static void use(struct kv_restore *restore, enum kv_restore_why why) {
     restore->is_used = true;
+    restore->order = ++restore->restores->n_begun;
     restore->began_us = restore->counted_us = restore->restores->options.now_us();
     restore->sum = (struct kv_restored){.why = why,
                                         .was_handed = restore->is_handed,
@@ -386,7 +395,7 @@ int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, co
     restore->on_done = on_done;
     restore->user = user;
     *ret_restore = restore;
-    restore_flow_start(restore); /* what fails here is seen by the next turn: on_done never comes from inside */
+    restore_flow_go_on(restores); /* what fails here is seen by the next turn: on_done never comes from inside */
     return 0;
 }
 
@@ -498,4 +507,37 @@ void kv_restore_end(struct kv_restore *restore) {
 
 void kv_restores_stats(const struct kv_restores *restores, struct kv_restores_stats *ret_stats) {
     *ret_stats = restores->stats;
+    for (uint32_t i = 0; i < restores->options.n_restores; i++)
+        ret_stats->n_hungry += restore_flow_is_hungry(&restores->all[i]);
+}
+
+static const char *check(const struct kv_restore *restore, bool may_copy) {
+    const struct kv_store *store = restore->restores->options.store;
+    uint64_t reading_bytes = 0, copy_bytes = 0;
+
+    for (int i = 0; i < RESTORE_READS_MAX; i++)
+        if (restore->readings[i].is_busy)
+            reading_bytes += store->group[restore->items[restore->readings[i].item].group].slot_bytes;
+    for (int i = 0; restore->is_sending && i < restore->batch.n; i++)
+        copy_bytes += restore->batch.transfers[i].bytes;
+    if (reading_bytes != restore->reading_bytes || copy_bytes != restore->copy_bytes)
+        return "a restore is said to have other bytes on the way than it has";
+    for (uint32_t i = 0; may_copy && !restore->is_sending && restore->error == 0 && i < restore->n_items; i++)
+        if (!restore->is_handed && restore->items[i].state == RESTORE_ON_HOST)
+            return "what could be copied waits";
+    return NULL;
+}
+
+const char *kv_restores_check(const struct kv_restores *restores) {
+    const char *wrong = NULL;
+    int n_batches = 0;
+
+    for (uint32_t i = 0; i < restores->options.n_restores; i++)
+        n_batches += restores->all[i].is_sending;
+    if (n_batches != restores->n_batches || n_batches > RESTORE_BATCHES_MAX)
+        return "other batches are out than restores have";
+    for (uint32_t i = 0; wrong == NULL && i < restores->options.n_restores; i++)
+        if (restores->all[i].is_used)
+            wrong = check(&restores->all[i], n_batches < RESTORE_BATCHES_MAX);
+    return wrong;
 }

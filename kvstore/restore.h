@@ -2,7 +2,8 @@
  * is missing, brings what lies on disk onto the shelf and from there up, in order and side by side, and when everything is
  * there publishes it as if it had just been computed: all or nothing. What passes through the shelf may leave it at once,
  * so that a chain longer than the shelf comes back too. Its lease holds the result until the caller has matched it, and only
- * then ends.
+ * then ends. Readings and copies are given out in turns that are fair between users: each one goes to the user who has least
+ * on the way.
  *
  *     start --> COMING --all copied--> READY --end--> gone
  *                  '---something failed--> FAILED --end--> gone
@@ -75,7 +76,7 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
                         uint32_t n_pages, struct kv_found *ret_found);
 
 /* Begins to bring n_pages pages and the restore point at their end, as kv_restores_lookup() found them. keys and tokens
- * stay as they are until the end. E_BUSY: as many are on their way as may be; E_FULL: the device has no slots for it.
+ * stay as they are until the end. E_BUSY: as many are on their way as may be, the last of them for a user who has no other; E_FULL: the device has no slots for it.
  * Then nothing has happened. Else on_done(user, result) comes once, never from inside: 0, or why it failed. */
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                      enum kv_restore_why why, void (*on_done)(void *user, int result), void *user,
@@ -114,5 +115,9 @@ struct kv_restores_stats {
     uint64_t n_disk_pages;                      /* of them, read from disk first */
     uint64_t stage_us[KV_RESTORE_STAGE_N];      /* of those that ended */
     uint32_t n_now;
+    uint32_t n_hungry; /* of them, that would read more side by side, if they were given it */
 };
 void kv_restores_stats(const struct kv_restores *restores, struct kv_restores_stats *ret_stats);
+
+/* NULL, or what is wrong. For tests. */
+const char *kv_restores_check(const struct kv_restores *restores);

@@ -148,7 +148,7 @@ static void open_below(struct engine_rig *rig) {
     struct kv_spill_options spill = {
         .store = rig->store, .work = {put_work, rig}, .n_jobs = ENGINE_RIG_WORKS_MAX, .n_pages_max = n_pages_max};
     struct kv_restores_options restores = {
-        .store = rig->store, .now_us = now_us, .n_restores = 2, .n_pages_max = n_pages_max};
+        .store = rig->store, .now_us = now_us, .n_restores = 3, .n_pages_max = n_pages_max};
 
     copies_init(&rig->copies, rig->thread);
     if (rig->options.n_below[KV_TARGET_FULL] == 0)

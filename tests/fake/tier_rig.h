@@ -17,7 +17,7 @@
 enum {
     TIER_OUT_MAX = 32,
     TIER_WORKS_MAX = 256,
-    TIER_RESTORES = 3,
+    TIER_RESTORES = 4,
     TIER_SPILLS = 2,
     TIER_DEADLINE_US = 1000000,
     TIER_SHARE = 30
@@ -74,6 +74,8 @@ static inline int tier_submit_work(void *user, struct kv_work_item *item) {
 static inline void tier_check(const struct tier_rig *rig) {
     const char *wrong = kv_shelf_check(rig->shelf);
 
+    if (!wrong)
+        wrong = kv_restores_check(rig->restores);
     if (!wrong && rig->vault)
         wrong = kv_vault_check(rig->vault);
     if (wrong)

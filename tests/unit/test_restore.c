@@ -11,7 +11,7 @@
 #include "restore.h"
 #include "spill.h"
 
-enum { N_OUT_MAX = 16, N_RESTORES = 2, N_SPILLS = 2 };
+enum { N_OUT_MAX = 16, N_RESTORES = 4, N_FLOOD = 2, N_SPILLS = 2 };
 
 /* All of a device's slots and more: nothing need leave. */
 static const uint32_t ROOMY[KV_GROUP_N] = {
@@ -63,6 +63,8 @@ static int submit_work(void *user, struct kv_work_item *item) {
 static void check(const struct rig *rig) {
     const char *wrong = kv_shelf_check(rig->shelf);
 
+    if (!wrong)
+        wrong = kv_restores_check(rig->restores);
     if (wrong)
         fprintf(stderr, "%s\n", wrong);
     KV_RIG_CHECK(!wrong);
@@ -112,6 +114,10 @@ static void on_done(void *user, int result) {
 
     rig->n_done++;
     rig->result = result;
+}
+
+static void on_result(void *user, int result) {
+    *(int *)user = result;
 }
 
 static void rig_open(struct rig *rig, const uint32_t device[KV_GROUP_N], uint32_t n_shelf_pages, uint32_t n_states) {
@@ -378,28 +384,90 @@ static void without_room_on_the_device_nothing_happens(void **state) {
     rig_close(&rig);
 }
 
-static void as_many_as_may_be_are_on_their_way(void **state) {
+/* A chain of that user on the shelf alone. */
+static void put_below_of(struct rig *rig, uint32_t uid, const char *kinds) {
     static struct kv_seq seq;
+
+    kv_seq_init(&seq, &rig->kv, uid, kinds);
+    assert_true(kv_seq_compute(&seq, &rig->kv, seq.n_pages));
+    kv_spill_start(rig->spill, &seq.lease, seq.n_pages, uid, KV_SPILL_TO_HOST);
+    drain(rig);
+    kv_seq_deinit(&seq, &rig->kv);
+    kv_store_evict_all(rig->kv.store);
+}
+
+static void the_last_place_is_for_who_has_none(void **state) {
+    static struct kv_seq seq, other;
     static struct rig rig;
     struct kv_restore *all[N_RESTORES];
 
     (void)state;
     rig_open(&rig, ROOMY, 60, 4);
-    put_below(&rig, "abc", 3, 3);
+    put_below_of(&rig, 1, "abc");
+    put_below_of(&rig, 2, "abcd");
     kv_seq_init(&seq, &rig.kv, 1, "abc");
-    for (int i = 0; i < N_RESTORES; i++) {
+    kv_seq_init(&other, &rig.kv, 2, "abcd");
+    for (int i = 0; i < N_RESTORES - 1; i++) {
         assert_int_equal(start(&rig, &seq, 3), 0);
         all[i] = rig.restore;
     }
     assert_int_equal(start(&rig, &seq, 3), KV_RESTORE_E_BUSY);
-    drain(&rig); /* all brought the same: one's pages stand, the others' slots go back */
+    assert_int_equal(start(&rig, &other, 4), 0);
+    all[N_RESTORES - 1] = rig.restore;
+    assert_int_equal(start(&rig, &other, 4), KV_RESTORE_E_BUSY);
+    drain(&rig); /* of those that brought the same one's pages stand, the others' slots go back */
     assert_int_equal(rig.n_done, N_RESTORES);
-    assert_int_equal(n_on_device(&rig), 3);
+    assert_int_equal(n_on_device(&rig), 3 + 4);
+    kv_restore_end(all[0]); /* now the last place is free again */
+    assert_int_equal(start(&rig, &seq, 3), KV_RESTORE_E_BUSY);
     kv_seq_match(&seq, &rig.kv);
-    for (int i = 0; i < N_RESTORES; i++)
-        kv_restore_end(all[i]);
     assert_int_equal(seq.match.n_tokens, 3 * PAGE_TOKENS);
+    for (int i = 1; i < N_RESTORES; i++)
+        kv_restore_end(all[i]);
     kv_seq_deinit(&seq, &rig.kv);
+    kv_seq_deinit(&other, &rig.kv);
+    rig_close(&rig);
+}
+
+/* One user has copies of host memory made as fast as they come home; the other's are every second one. */
+static void a_flood_of_copies_leaves_the_other_user_half(void **state) {
+    static struct kv_seq flood, other;
+    static struct rig rig;
+    struct kv_restore *all[N_FLOOD], *one;
+    int result = 1, n_home = 0;
+
+    (void)state;
+    rig_open(&rig, (const uint32_t[KV_GROUP_N]){140, 10, 140, 140}, 90, 4);
+    put_below_of(&rig, 1, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstu");
+    put_below_of(&rig, 2, "abcdefghijklmnopqrstuvwxyzabcdefghijklmn");
+    kv_seq_init(&flood, &rig.kv, 1, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstu");
+    kv_seq_init(&other, &rig.kv, 2, "abcdefghijklmnopqrstuvwxyzabcdefghijklmn");
+    for (int i = 0; i < N_FLOOD; i++) {
+        assert_int_equal(start(&rig, &flood, 47), 0);
+        all[i] = rig.restore;
+    }
+    assert_int_equal(
+        kv_restore_start(rig.restores, other.keys, other.tokens, 40, KV_RESTORE_REQUEST, on_result, &result, &one), 0);
+    while (result == 1) {
+        assert_true(come_home(&rig, KV_COPY_FETCH, 0));
+        n_home++;
+        for (int i = 0; i < N_FLOOD; i++)
+            if (kv_restore_progress(all[i]) == 1) { /* the next one of the flood */
+                kv_restore_end(all[i]);
+                kv_store_evict_all(rig.kv.store);
+                assert_int_equal(start(&rig, &flood, 47), 0);
+                all[i] = rig.restore;
+            }
+        assert_true(n_home < 100);
+    }
+    assert_int_equal(result, 0);
+    assert_in_range(n_home, 1, 2 + 2 * div_ceil(40 + 40 + 2 + 1, KV_COPIES_MAX));
+    drain(&rig);
+    kv_restore_end(one);
+    for (int i = 0; i < N_FLOOD; i++)
+        kv_restore_end(all[i]);
+    kv_seq_deinit(&flood, &rig.kv);
+    kv_seq_deinit(&other, &rig.kv);
     rig_close(&rig);
 }
 
@@ -577,12 +645,12 @@ static void act(struct rig *rig, struct user *u, uint64_t *random) {
         kv_seq_end(&u->seq, &rig->kv);
     } else {
         char kinds[20];
-        uint32_t n = 1 + below(random, 19);
+        uint32_t n = 1 + below(random, 19), uid = 1 + below(random, 2);
 
         for (uint32_t i = 0; i < n; i++)
             kinds[i] = (char)('a' + below(random, 8) / 7);
         kinds[n] = '\0';
-        kv_seq_list(&u->seq, &rig->kv, 1, kinds);
+        kv_seq_list(&u->seq, &rig->kv, uid, kinds);
         n = lookup(rig, &u->seq);
         u->is_done = false;
         if (n > kv_seq_lookup(&u->seq, &rig->kv).n_tokens / PAGE_TOKENS &&
@@ -592,7 +660,7 @@ static void act(struct rig *rig, struct user *u, uint64_t *random) {
         kv_seq_match(&u->seq, &rig->kv);
         n = u->seq.n_filled + 1 + below(random, u->seq.n_pages);
         if (n <= u->seq.n_pages && kv_seq_compute(&u->seq, &rig->kv, n))
-            kv_spill_start(rig->spill, &u->seq.lease, n, 7, KV_SPILL_TO_HOST);
+            kv_spill_start(rig->spill, &u->seq.lease, n, uid, KV_SPILL_TO_HOST);
     }
 }
 
@@ -654,7 +722,8 @@ int main(void) {
         cmocka_unit_test(a_copy_that_fails_leaves_nothing_on_the_device),
         cmocka_unit_test(a_batch_that_cannot_be_sent_fails_the_restore),
         cmocka_unit_test(without_room_on_the_device_nothing_happens),
-        cmocka_unit_test(as_many_as_may_be_are_on_their_way),
+        cmocka_unit_test(the_last_place_is_for_who_has_none),
+        cmocka_unit_test(a_flood_of_copies_leaves_the_other_user_half),
         cmocka_unit_test(what_is_on_its_way_up_stays_below),
         cmocka_unit_test(the_restore_point_is_held_until_the_end_too),
         cmocka_unit_test(pages_on_their_way_down_stay_on_the_device),
