@@ -125,7 +125,10 @@ const struct config_key config_keys[] = {
          "What each user keeps of the pages and restore points of a tier, whatever others do: so much of it, and no "
          "more\n"
          "than an equal part if there are many users. What a user has beyond it leaves for others as it grows old. 0:\n"
-         "nobody keeps anything. On the device it is who leaves first; a running request takes what it needs."},
+         "nobody keeps anything. On the device it is who leaves first; a running request takes what it needs. The "
+         "pinned\n"
+         "sessions of one user hold no more than so much of the device; with 0, half of it, which is what those of all "
+         "hold."},
     {"kv", "scrub_bytes_per_second", CONFIG_BYTES, FIELD(kv.scrub_bytes_per_second), "4MiB", 0, GIB, .unit = "bytes",
      .doc = "While nobody asks for anything, so much of what lies on disk and in host memory is read and held against "
             "its\n"

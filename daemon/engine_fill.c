@@ -208,7 +208,8 @@ static enum below restore_first(struct engine *engine, struct plan *plan, struct
         seq->stats.restore_us = engine->options.now_us();
         return BELOW_HANDED;
     }
-    r = kv_restore_start(restores, seq->keys, seq->tokens, n_found, on_restored, seq, &seq->restore);
+    r = kv_restore_start(restores, seq->keys, seq->tokens, n_found, KV_RESTORE_REQUEST, on_restored, seq,
+                         &seq->restore);
     if (r == KV_RESTORE_E_BUSY)
         return BELOW_LATER;
     seq->was_restored = true;

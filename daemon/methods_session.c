@@ -222,14 +222,32 @@ void session_fork(const struct call *call) {
     answer_made(call, r, copy);
 }
 
+static void refuse_pin(const struct call *call, const struct session *session, int why) {
+    const struct sessions *sessions = call->service->sessions;
+    struct sessions_pins more = sessions_to_pin(sessions, session);
+    struct sessions_pinned pinned =
+        why == SESSIONS_E_QUOTA ? sessions_pinned(sessions, session->uid) : sessions_all_pinned(sessions);
+    struct report report;
+
+    report_line(
+        &report,
+        "%s hold %u pages and %u restore points and may hold %u and %u (%s of the device); this one would hold %u "
+        "and %u more; unpin another",
+        why == SESSIONS_E_QUOTA ? "the pinned sessions of this user" : "pinned sessions", pinned.has.n_pages,
+        pinned.has.n_states, pinned.max.n_pages, pinned.max.n_states,
+        why == SESSIONS_E_QUOTA ? "kv.share_per_uid" : "half", more.n_pages, more.n_states);
+    refuse(call, why == SESSIONS_E_QUOTA ? PROTO_QUOTA : PROTO_NO_SPACE, report.line);
+}
+
 void session_pin(const struct call *call) {
     struct session *session = session_named(call, false);
+    int r;
 
     if (!session)
         return;
-    if (sessions_pin(call->service->sessions, session) != 0) {
-        refuse(call, PROTO_NO_SPACE,
-               "pinned sessions may hold half of the pages and of the restore points; this one no longer fits");
+    r = sessions_pin(call->service->sessions, session);
+    if (r != 0) {
+        refuse_pin(call, session, r);
         return;
     }
     durable_keep(call->service, session, NULL);

@@ -9,6 +9,7 @@
 #include "base.h"
 #include "groups.h"
 #include "proto.h"
+#include "restore.h"
 
 struct label_set {
     const char *name;
@@ -36,6 +37,9 @@ static const char *spill_value(int label) {
 }
 static const char *restore_value(int label) {
     return (const char *const[]){"done", "failed"}[label];
+}
+static const char *stage_value(int label) {
+    return (const char *const[]){"read", "check", "copy", "wait"}[label];
 }
 static const char *skip_value(int label) {
     return (const char *const[]){"short", "budget", "off", "full", "gone"}[label];
@@ -66,6 +70,7 @@ static const struct label_set tiers = {"tier", 3, tier_value};
 static const struct label_set parts = {"part", 2, part_value};
 static const struct label_set spills = {"cause", METRIC_SPILL_N, spill_value};
 static const struct label_set restores = {"result", METRIC_RESTORE_N, restore_value};
+static const struct label_set stages = {"stage", KV_RESTORE_STAGE_N, stage_value};
 static const struct label_set skips = {"cause", METRIC_SKIP_N, skip_value};
 static const struct label_set disk_errors = {"kind", METRIC_DISK_ERROR_N, disk_error_value};
 static const struct label_set scanned = {"found", METRIC_SCANNED_N, scanned_value};
@@ -174,6 +179,8 @@ static const struct metric_row rows[METRIC_N] = {
                                .help = "Copies to the host tier that were not made."},
     [METRIC_RESTORES] = {"restores_total", METRIC_COUNTER, &restores, .help = "Prefixes brought back to the device."},
     [METRIC_RESTORED_BYTES] = {"restored_bytes_total", METRIC_COUNTER, .help = "Bytes copied from host to device."},
+    [METRIC_RESTORE_US] = {"restore_seconds_total", METRIC_COUNTER, &stages, .is_us = true,
+                           .help = "Time of restores; what goes on side by side counts for the first of the stages."},
     [METRIC_WARMING] = {"warming", METRIC_GAUGE,
                         .help = "1 while prefixes are brought from disk to host memory after the start."},
     [METRIC_WARMED_BYTES] = {"warmed_bytes_total", METRIC_COUNTER, .help = "Bytes of pages brought up so."},

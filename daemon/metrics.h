@@ -68,6 +68,7 @@ enum metric {
     METRIC_SPILLS_SKIPPED, /* enum metric_spill */
     METRIC_RESTORES,       /* enum metric_restore */
     METRIC_RESTORED_BYTES,
+    METRIC_RESTORE_US, /* enum kv_restore_stage; written in seconds */
     METRIC_WARMING,
     METRIC_WARMED_BYTES,
     METRIC_WARMED_PREFIXES,

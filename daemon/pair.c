@@ -179,8 +179,8 @@ static int open_store(struct pair *pair, const struct config *config, const stru
 }
 
 /* The host tier, if there is one. */
-static int open_tiers(struct pair *pair, const struct config *config, const struct kv_work *work,
-                      struct report *report) {
+static int open_tiers(struct pair *pair, const struct config *config, uint64_t (*now_us)(void),
+                      const struct kv_work *work, struct report *report) {
     uint32_t n_pages = (uint32_t)div_ceil((uint64_t)pair->plan.max_context, PAGE_TOKENS), n_slots[KV_GROUP_N];
     struct kv_shelf_options shelf = {.backend = pair->backend,
                                      .device = pair->device,
@@ -188,7 +188,8 @@ static int open_tiers(struct pair *pair, const struct config *config, const stru
                                      .share_percent = (uint32_t)config->kv.share_per_uid};
     struct kv_spill_options spill = {
         .store = pair->store, .work = *work, .n_jobs = PAIR_SPILLS, .n_pages_max = n_pages};
-    struct kv_restores_options restores = {.store = pair->store, .n_restores = PAIR_RESTORES, .n_pages_max = n_pages};
+    struct kv_restores_options restores = {
+        .store = pair->store, .now_us = now_us, .n_restores = PAIR_RESTORES, .n_pages_max = n_pages};
     int r = device_thread_start(pair->backend, pair->device, &pair->thread);
 
     if (r == 0) {
@@ -345,7 +346,7 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
     if (r == 0)
         r = open_store(&pair, config, &options, folder, report);
     if (r == 0)
-        r = open_tiers(&pair, config, work, report);
+        r = open_tiers(&pair, config, now_us, work, report);
     report_progress(progress, 85, "warming up");
     if (r == 0)
         r = open_engine(&pair, config, now_us, report);

@@ -45,8 +45,8 @@ static bool begin(struct prefetch *prefetch) {
         prefetch->is_done = true;
         return true;
     }
-    r = kv_restore_start(restores, prefetch->keys, prefetch->tokens, found.n_tokens / PAGE_TOKENS, on_restored,
-                         prefetch, &prefetch->restore);
+    r = kv_restore_start(restores, prefetch->keys, prefetch->tokens, found.n_tokens / PAGE_TOKENS, KV_RESTORE_PREFETCH,
+                         on_restored, prefetch, &prefetch->restore);
     if (r == KV_RESTORE_E_BUSY)
         return false;
     if (r == 0)

@@ -31,6 +31,7 @@ enum {
     LINGER_MS = 2000,
     PARK_MS = 5000,        /* of the drain timeout, or a quarter of it: for putting sessions on disk */
     HANG_US = 5000 * 1000, /* after it: what a dead disk holds up is left behind */
+    PINS_PERCENT = 50,     /* of the device, that pinned sessions may take from running requests */
 };
 
 struct process {
@@ -266,13 +267,19 @@ static void on_copies(void *user) {
 
 /* ---- loading -------------------------------------------------------------------------------------------------------- */
 
+static struct sessions_pins part_of_device(const struct memplan *plan, int percent) {
+    return (struct sessions_pins){(uint32_t)div_ceil((uint64_t)plan->n_slots[KV_TARGET_FULL] * (uint64_t)percent, 100),
+                                  (uint32_t)div_ceil((uint64_t)plan->n_restore_points * (uint64_t)percent, 100)};
+}
+
 static int open_sessions(struct service *service, struct report *report) {
     const struct memplan *plan = &service->pair.plan;
+    int share = service->config.kv.share_per_uid; /* 0: there are none */
     struct sessions_options options = {.store = service->pair.store,
                                        .n_context = plan->max_context,
                                        .has_shared_prefixes = service->config.kv.shared_prefixes,
-                                       .n_pin_pages_max = (uint32_t)plan->n_slots[KV_TARGET_FULL] / 2,
-                                       .n_pin_states_max = ((uint32_t)plan->n_restore_points + 1) / 2};
+                                       .pins_max = part_of_device(plan, PINS_PERCENT),
+                                       .pins_per_uid_max = part_of_device(plan, share > 0 ? share : 100)};
     int r = sessions_open(&options, &service->sessions);
 
     return r == 0 ? durable_load(service, report) : report_error(report, r, "sessions: %s", strerror(-r));

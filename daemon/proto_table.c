@@ -314,12 +314,14 @@ const struct proto_method proto_methods[METHOD_N] = {
                              .example_result = "{\"name\": \"notes-2\", \"n_tokens\": 1024, \"cached\": {\"device\": "
                                                "1024, \"host\": 0, \"disk\": 0}, \"pinned\": false, \"durable\": "
                                                "true}"},
-    [METHOD_SESSION_PIN] = {.name = "session.pin",
-                            PARAMS(session_params),
-                            FIELDS(session_fields),
-                            .doc = "Its pages do not leave the tier they are in.",
-                            .example_params = EXAMPLE_NAME,
-                            .example_result = EXAMPLE_INFO},
+    [METHOD_SESSION_PIN] =
+        {.name = "session.pin",
+         PARAMS(session_params),
+         FIELDS(session_fields),
+         .doc = "Its pages do not leave the device. `QUOTA` if the user's pinned sessions would hold more than "
+                "`kv.share_per_uid` of it, `NO_SPACE` if those of all would hold more than half.",
+         .example_params = EXAMPLE_NAME,
+         .example_result = EXAMPLE_INFO},
     [METHOD_SESSION_UNPIN] = {.name = "session.unpin",
                               PARAMS(session_params),
                               FIELDS(session_fields),

@@ -9,7 +9,7 @@ struct sessions {
     struct session *first;
     int n;
     struct kv_hasher *hasher;
-    uint32_t n_pinned, n_pinned_states; /* pages, restore points */
+    struct sessions_pins pinned;
 };
 
 int sessions_open(const struct sessions_options *options, struct sessions **ret_sessions) {
@@ -156,9 +156,25 @@ static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-/* That may be pinned yet, if they are one session's: each has a restore point at its end. */
-static uint32_t n_pages_left(const struct sessions *s) {
-    return s->n_pinned_states < s->options.n_pin_states_max ? s->options.n_pin_pages_max - s->n_pinned : 0;
+struct sessions_pinned sessions_pinned(const struct sessions *s, uid_t uid) {
+    struct sessions_pinned pinned = {.max = s->options.pins_per_uid_max};
+
+    for (const struct session *session = s->first; session; session = session->next) {
+        if (session->uid != uid)
+            continue;
+        pinned.has.n_pages += session->pin.n_pages;
+        pinned.has.n_states += session->pin.n_pages > 0;
+    }
+    return pinned;
+}
+
+struct sessions_pinned sessions_all_pinned(const struct sessions *s) {
+    return (struct sessions_pinned){s->pinned, s->options.pins_max};
+}
+
+/* Pages that may be pinned yet, if they are one session's: each has a restore point at its end. */
+static uint32_t n_left(struct sessions_pinned pinned) {
+    return pinned.has.n_states < pinned.max.n_states ? pinned.max.n_pages - pinned.has.n_pages : 0;
 }
 
 /* What is found of the first n_pages. */
@@ -166,22 +182,25 @@ static void pin(struct sessions *s, struct session *session, uint32_t n_pages) {
     struct kv_match match;
 
     kv_store_match(s->options.store, &session->pin, session->keys, session->tokens, n_pages, &match);
-    s->n_pinned += session->pin.n_pages;
-    s->n_pinned_states += session->pin.n_pages > 0;
+    s->pinned.n_pages += session->pin.n_pages;
+    s->pinned.n_states += session->pin.n_pages > 0;
     session->is_pinned = true;
 }
 
 void sessions_let_go(struct sessions *s, struct session *session) {
-    s->n_pinned -= session->pin.n_pages;
-    s->n_pinned_states -= session->pin.n_pages > 0;
+    s->pinned.n_pages -= session->pin.n_pages;
+    s->pinned.n_states -= session->pin.n_pages > 0;
     kv_lease_release(&session->pin);
 }
 
 void sessions_hold_again(struct sessions *s, struct session *session) {
+    uint32_t n_pages = (uint32_t)sessions_n_pages(session);
+
     if (!session->is_pinned)
         return;
     sessions_let_go(s, session);
-    pin(s, session, min_u32((uint32_t)sessions_n_pages(session), n_pages_left(s))); /* as much as may be */
+    n_pages = min_u32(n_pages, n_left(sessions_pinned(s, session->uid))); /* as much as may be */
+    pin(s, session, min_u32(n_pages, n_left(sessions_all_pinned(s))));
 }
 
 int sessions_extend(struct sessions *s, struct session *session, const int32_t *tokens, int n) {
@@ -219,16 +238,23 @@ int sessions_fork(struct sessions *s, const struct session *session, struct span
     return 0;
 }
 
-int sessions_pin(struct sessions *s, struct session *session) {
-    uint32_t n_pages = (uint32_t)sessions_n_pages(session);
+struct sessions_pins sessions_to_pin(const struct sessions *s, const struct session *session) {
     struct kv_match match;
+
+    kv_store_lookup(s->options.store, session->keys, session->tokens, (uint32_t)sessions_n_pages(session), &match);
+    return (struct sessions_pins){match.n_tokens / PAGE_TOKENS, match.n_tokens > 0};
+}
+
+int sessions_pin(struct sessions *s, struct session *session) {
+    uint32_t n_pages = sessions_to_pin(s, session).n_pages;
 
     if (session->is_pinned)
         return 0;
-    kv_store_lookup(s->options.store, session->keys, session->tokens, n_pages, &match);
-    if (match.n_tokens / PAGE_TOKENS > n_pages_left(s))
+    if (n_pages > n_left(sessions_pinned(s, session->uid)))
+        return SESSIONS_E_QUOTA;
+    if (n_pages > n_left(sessions_all_pinned(s)))
         return SESSIONS_E_NO_SPACE;
-    pin(s, session, n_pages);
+    pin(s, session, (uint32_t)sessions_n_pages(session));
     return 0;
 }
 

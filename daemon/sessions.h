@@ -30,12 +30,21 @@ struct session {
 
 enum { SESSIONS_E_QUOTA = 1, SESSIONS_E_NO_SPACE = 2 };
 
+struct sessions_pins {
+    uint32_t n_pages, n_states;
+};
+
+struct sessions_pinned {
+    struct sessions_pins has, max;
+};
+
 struct sessions_options {
     struct kv_store *store;
     int n_context;            /* tokens of the longest one */
     bool has_shared_prefixes; /* one namespace for all users */
-    /* of all sessions together: what is pinned is lost to running requests */
-    uint32_t n_pin_pages_max, n_pin_states_max; /* each pinned session holds one restore point, at its end */
+    /* Of all sessions together, and of those of one user: what is pinned is lost to running requests. Each pinned session
+     * holds one restore point, at its end. */
+    struct sessions_pins pins_max, pins_per_uid_max;
 };
 
 int sessions_open(const struct sessions_options *options, struct sessions **ret_sessions);
@@ -68,9 +77,13 @@ int sessions_extend(struct sessions *sessions, struct session *session, const in
 void sessions_let_go(struct sessions *sessions, struct session *session);
 void sessions_hold_again(struct sessions *sessions, struct session *session);
 
-/* What of it can be found now stays; what sessions_extend adds joins it, as far as the limits allow. E_NO_SPACE: they would
- * be exceeded. */
+/* What of it can be found now stays; what sessions_extend adds joins it, as far as the limits allow. They would be exceeded:
+ * E_QUOTA: the user's; E_NO_SPACE: that of all. */
 int sessions_pin(struct sessions *sessions, struct session *session);
+struct sessions_pinned sessions_pinned(const struct sessions *sessions, uid_t uid); /* by sessions of that user */
+struct sessions_pinned sessions_all_pinned(const struct sessions *sessions);
+struct sessions_pins sessions_to_pin(const struct sessions *sessions,
+                                     const struct session *session); /* what it would pin */
 void sessions_unpin(struct sessions *sessions, struct session *session);
 
 /* The namespace of a user: whose pages his are, and the root of their keys. */

@@ -39,6 +39,21 @@ static void on_saved(void *user, const struct kv_vault_saved *saved) {
              (unsigned long long)saved->bytes, (unsigned long long)saved->us / 1000, saved->outcome);
 }
 
+static void on_restored(void *user, const struct kv_restored *restored) {
+    struct service *service = user;
+    double ms[KV_RESTORE_STAGE_N];
+
+    for (int i = 0; i < KV_RESTORE_STAGE_N; i++)
+        ms[i] = (double)restored->stage_us[i] / 1000;
+    log_line(&service->log, LOG_INFO, "restore",
+             "uid=%u reason=%s n_tokens=%u slots=%u disk_slots=%u bytes=%llu ms=%.1f read_ms=%.1f check_ms=%.1f "
+             "copy_ms=%.1f wait_ms=%.1f result=%s",
+             restored->uid, restored->why == KV_RESTORE_PREFETCH ? "prefetch" : "request", restored->n_tokens,
+             restored->n_copies, restored->n_disk_pages, (unsigned long long)restored->bytes,
+             (double)restored->us / 1000, ms[KV_RESTORE_READING], ms[KV_RESTORE_CHECKING], ms[KV_RESTORE_COPYING],
+             ms[KV_RESTORE_WAITING], restored->result == 0 ? "done" : strerror(-restored->result));
+}
+
 static void log_opened(struct service *service) {
     struct kv_vault_stats stats;
 
@@ -114,6 +129,7 @@ int tiers_open(struct service *service, struct report *report) {
     if (!tiers)
         return report_error(report, -ENOMEM, "tiers: out of memory");
     service->tiers = tiers;
+    kv_restores_set_listener(service->pair.restores, on_restored, service);
     tiers->work = uvwork_of(service->loop);
     uv_timer_init(service->loop, &tiers->timer);
     r = config_has_disk(&service->config) ? open_disk(service, report) : 0;
@@ -283,6 +299,8 @@ static void update_host(struct service *service) {
     metrics_set(m, METRIC_RESTORES, METRIC_RESTORE_DONE, (int64_t)restores.n_done);
     metrics_set(m, METRIC_RESTORES, METRIC_RESTORE_FAILED, (int64_t)restores.n_failed);
     metrics_set(m, METRIC_RESTORED_BYTES, 0, (int64_t)restores.bytes);
+    for (int i = 0; i < KV_RESTORE_STAGE_N; i++)
+        metrics_set(m, METRIC_RESTORE_US, i, (int64_t)restores.stage_us[i]);
 }
 
 static void update_scrub(struct service *service) {

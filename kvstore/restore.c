@@ -1,4 +1,4 @@
-#include "restore.h"
+#include "restore_internal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -6,62 +6,6 @@
 #include <string.h>
 
 #include "store_internal.h"
-
-enum { READS_MAX = 32 /* of one restore side by side: read, or checked */ };
-
-enum item_state {
-    ITEM_ON_DISK, /* pinned there */
-    ITEM_READING,
-    ITEM_ON_HOST, /* pinned there */
-    ITEM_COPYING,
-    ITEM_DONE,
-};
-
-struct item { /* one page of one group, or the state */
-    uint32_t page;
-    uint32_t record; /* of the vault while it lies on disk, then of the shelf */
-    uint32_t slot;   /* of the device, private */
-    enum kv_group group;
-    enum item_state state;
-    const void *src;
-};
-
-struct reading {
-    struct kv_restore *restore;
-    struct kv_vault_read read;
-    bool is_busy;
-    uint32_t item;
-};
-
-struct kv_restore {
-    struct kv_restores *restores;
-    bool is_used, is_sending;
-    bool is_handed; /* the caller copies */
-    int error;      /* what ends it when all is home */
-    const struct kv_key *keys;
-    const int32_t *tokens;
-    uint32_t n_pages, n_held; /* wanted; pages that the device had */
-    struct kv_lease lease;
-    struct item *items; /* [n_items_max], by page */
-    uint32_t n_items, n_done;
-    uint32_t next_read, next_copy; /* before which no item is ON_DISK, ON_HOST */
-    uint32_t next_far;             /* from next_read to here none is ON_HOST */
-    struct reading readings[READS_MAX];
-    struct kv_copy_batch batch;
-    uint32_t batch_items[KV_COPIES_MAX];
-    void (*on_done)(void *user, int result);
-    void *user;
-};
-
-struct kv_restores {
-    struct kv_restores_options options;
-    struct kv_vault *vault;
-    struct kv_restore *all; /* [n_restores] */
-    struct kv_restores_stats stats;
-};
-
-static void on_copied(struct kv_copy_batch *batch);
-static void on_read(struct kv_vault_read *read, int result);
 
 int kv_restores_open(const struct kv_restores_options *options, struct kv_restores **ret_restores) {
     struct kv_restores *restores = calloc(1, sizeof *restores);
@@ -77,9 +21,7 @@ int kv_restores_open(const struct kv_restores_options *options, struct kv_restor
         struct kv_restore *restore = &restores->all[i];
 
         restore->restores = restores;
-        for (int k = 0; k < READS_MAX; k++)
-            restore->readings[k] = (struct reading){.restore = restore, .read = {.done = on_read}};
-        restore->batch = (struct kv_copy_batch){.direction = KV_COPY_FETCH, .done = on_copied};
+        restore_flow_init(restore);
         restore->items = calloc((size_t)options->n_pages_max * KV_GROUP_N, sizeof *restore->items);
         r = restore->items ? kv_lease_init(&restore->lease, options->store, options->n_pages_max) : -ENOMEM;
     }
@@ -107,9 +49,15 @@ void kv_restores_set_vault(struct kv_restores *restores, struct kv_vault *vault)
     restores->vault = vault;
 }
 
+void kv_restores_set_listener(struct kv_restores *restores,
+                              void (*on_ended)(void *user, const struct kv_restored *restored), void *user) {
+    restores->on_ended = on_ended;
+    restores->user = user;
+}
+
 /* ---- looking -------------------------------------------------------------------------------------------------------- */
 
-static struct kv_page_name name_of(const struct kv_key *keys, const int32_t *tokens, uint32_t page) {
+struct kv_page_name restore_name(const struct kv_key *keys, const int32_t *tokens, uint32_t page) {
     return (struct kv_page_name){.key = keys[page],
                                  .page_idx = page,
                                  .tokens = tokens + (size_t)page * PAGE_TOKENS,
@@ -171,7 +119,7 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
     bool on_device = true; /* the index is whole from its first page on */
 
     for (; n_found < n_pages; n_found++) {
-        struct kv_page_name name = name_of(keys, tokens, n_found);
+        struct kv_page_name name = restore_name(keys, tokens, n_found);
 
         look_ahead(restores, keys, n_found, n_pages, on_device);
         if (on_device) {
@@ -188,7 +136,7 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
         n_disk++;
     }
     for (; n_found > n_device; n_found--) {
-        struct kv_page_name name = name_of(keys, tokens, n_found - 1);
+        struct kv_page_name name = restore_name(keys, tokens, n_found - 1);
 
         if (lies_on_host(restores, &name, KV_TARGET_STATE) || lies_on_disk(restores, &name, KV_TARGET_STATE))
             break;
@@ -202,14 +150,26 @@ void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key 
                                    .is_coming = n_found > n_device && is_coming(restores, keys, n_found - 1)};
 }
 
+/* Whose pages end with this one, of which something lies below. */
+static uint32_t whose(const struct kv_restores *restores, const struct kv_page_name *last) {
+    uint32_t record = kv_shelf_find(restores->options.shelf, last);
+
+    if (record != KV_NO_RECORD)
+        return kv_shelf_name(restores->options.shelf, record).uid;
+    for (int g = 0; g < KV_GROUP_N; g++)
+        if (lies_on_disk(restores, last, (enum kv_group)g))
+            return kv_vault_uid(restores->vault, last, (enum kv_group)g);
+    return KV_NO_UID;
+}
+
 /* ---- taking --------------------------------------------------------------------------------------------------------- */
 
 enum taken { TAKEN, TAKE_NONE /* it is nowhere below */, TAKE_FULL /* the device has no slot */ };
 
 static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group group) {
     struct kv_restores_options *o = &restore->restores->options;
-    struct item *item = &restore->items[restore->n_items];
-    struct kv_page_name name = name_of(restore->keys, restore->tokens, page);
+    struct restore_item *item = &restore->items[restore->n_items];
+    struct kv_page_name name = restore_name(restore->keys, restore->tokens, page);
     uint32_t record = kv_shelf_find(o->shelf, &name);
     bool is_on_host = kv_shelf_has(o->shelf, record, group);
 
@@ -217,40 +177,37 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
         return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
         return TAKE_FULL;
-    if (page == 0)
-        restore->lease.uid =
-            is_on_host ? kv_shelf_name(o->shelf, record).uid : kv_vault_uid(restore->restores->vault, &name, group);
     item->page = page;
     item->group = group;
     if (is_on_host) {
-        item->state = ITEM_ON_HOST;
+        item->state = RESTORE_ON_HOST;
         item->record = record;
         item->src = kv_shelf_pin(o->shelf, record, group);
     } else {
-        item->state = ITEM_ON_DISK;
+        item->state = RESTORE_ON_DISK;
         kv_vault_pin(restore->restores->vault, &name, group, &item->record);
     }
     restore->n_items++;
     return TAKEN;
 }
 
-static void let_go_below(struct kv_restore *restore, struct item *item) {
+void restore_let_go_below(struct kv_restore *restore, struct restore_item *item) {
     struct kv_restores_options *o = &restore->restores->options;
 
-    if (item->state == ITEM_ON_DISK || item->state == ITEM_READING)
+    if (item->state == RESTORE_ON_DISK || item->state == RESTORE_READING)
         kv_vault_unpin(restore->restores->vault, item->record);
-    else if (item->state != ITEM_DONE)
+    else if (item->state != RESTORE_THERE)
         kv_shelf_unpin(o->shelf, item->record, item->group);
-    item->state = ITEM_DONE;
+    item->state = RESTORE_THERE;
 }
 
 static void give_back(struct kv_restore *restore) {
     for (uint32_t i = 0; i < restore->n_items; i++) {
-        struct item *item = &restore->items[i];
+        struct restore_item *item = &restore->items[i];
 
         if (item->slot != KV_NO_SLOT)
             kv_store_give(restore->restores->options.store, item->group, item->slot);
-        let_go_below(restore, item);
+        restore_let_go_below(restore, item);
     }
     restore->n_items = restore->n_done = 0;
 }
@@ -271,150 +228,8 @@ static bool take_all(struct kv_restore *restore) {
            take(restore, last, KV_TARGET_STATE) == TAKEN;
 }
 
-/* ---- reading -------------------------------------------------------------------------------------------------------- */
-
-static struct reading *free_reading(struct kv_restore *restore) {
-    for (int i = 0; i < READS_MAX; i++)
-        if (!restore->readings[i].is_busy)
-            return &restore->readings[i];
-    return NULL;
-}
-
-/* It is on the shelf now, whoever brought it. */
-static void take_from_shelf(struct kv_restore *restore, struct item *item, uint32_t shelf_record) {
-    struct kv_restores_options *o = &restore->restores->options;
-
-    kv_vault_unpin(restore->restores->vault, item->record);
-    item->record = shelf_record;
-    item->state = ITEM_ON_HOST;
-    item->src = kv_shelf_pin(o->shelf, shelf_record, item->group);
-    if ((uint32_t)(item - restore->items) < restore->next_copy)
-        restore->next_copy = (uint32_t)(item - restore->items);
-}
-
-/* The drafter does without it; the target does not. */
-static void do_without(struct kv_restore *restore, struct item *item, int why) {
-    if (!kv_group_is_draft(item->group)) {
-        restore->error = restore->error == 0 ? why : restore->error;
-        return;
-    }
-    kv_store_give(restore->restores->options.store, item->group, item->slot);
-    item->slot = KV_NO_SLOT;
-    let_go_below(restore, item);
-    restore->n_done++;
-}
-
-/* False: not now. */
-static bool read_item(struct kv_restore *restore, uint32_t idx) {
-    struct kv_restores_options *o = &restore->restores->options;
-    struct item *item = &restore->items[idx];
-    struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
-    struct reading *reading = free_reading(restore);
-    uint32_t shelf_record;
-    int r;
-
-    if (item->state != ITEM_ON_DISK)
-        return true;
-    shelf_record = kv_shelf_find(o->shelf, &name);
-    if (kv_shelf_has(o->shelf, shelf_record, item->group)) {
-        take_from_shelf(restore, item, shelf_record);
-        return true;
-    }
-    if (!reading)
-        return false;
-    r = kv_vault_read(restore->restores->vault, &name, item->group, &reading->read);
-    if (r == KV_VAULT_E_BUSY)
-        return false;
-    if (r != 0) {
-        do_without(restore, item, -EIO);
-        return true;
-    }
-    item->state = ITEM_READING;
-    reading->is_busy = true;
-    reading->item = idx;
-    return true;
-}
-
-/* It weighs as much as many pages, so it is on its way, checked and copied while they are. */
-static bool has_state(const struct kv_restore *restore) {
-    return restore->n_items > 0 && restore->items[restore->n_items - 1].group == KV_TARGET_STATE;
-}
-
-static void read_some(struct kv_restore *restore) {
-    if (restore->error == 0 && has_state(restore))
-        read_item(restore, restore->n_items - 1);
-    while (restore->error == 0 && restore->next_read < restore->n_items && read_item(restore, restore->next_read))
-        restore->next_read++;
-}
-
-static void step(struct kv_restore *restore);
-
-static void on_read(struct kv_vault_read *read, int result) {
-    struct reading *reading = container_of(read, struct reading, read);
-    struct kv_restore *restore = reading->restore;
-    struct kv_restores_options *o = &restore->restores->options;
-    struct item *item = &restore->items[reading->item];
-    struct kv_page_name name = name_of(restore->keys, restore->tokens, item->page);
-
-    reading->is_busy = false;
-    if (result == 0) {
-        restore->restores->stats.n_disk_pages++;
-        take_from_shelf(restore, item, kv_shelf_find(o->shelf, &name));
-    } else {
-        do_without(restore, item, result);
-    }
-    step(restore);
-}
-
-/* ---- copying -------------------------------------------------------------------------------------------------------- */
-
-static struct kv_transfer transfer_of(const struct kv_restore *restore, const struct item *item) {
-    struct kv_store *store = restore->restores->options.store;
-
-    return (struct kv_transfer){kv_store_slot(store, item->group, item->slot), item->src,
-                                store->group[item->group].slot_bytes};
-}
-
-static void add_copy(struct kv_restore *restore, uint32_t idx) {
-    struct item *item = &restore->items[idx];
-
-    if (item->state != ITEM_ON_HOST)
-        return;
-    item->state = ITEM_COPYING;
-    restore->batch_items[restore->batch.n] = idx;
-    restore->batch.transfers[restore->batch.n++] = transfer_of(restore, item);
-}
-
-/* What has been read, and then what the shelf had from the beginning: pinned there, it may be in the way of what is still
- * to be read. */
-static void copy_some(struct kv_restore *restore) {
-    struct kv_restores_options *o = &restore->restores->options;
-    bool is_gap = false;
-
-    if (restore->is_sending || restore->error != 0)
-        return;
-    restore->batch.n = 0;
-    if (has_state(restore))
-        add_copy(restore, restore->n_items - 1);
-    for (uint32_t i = restore->next_copy; restore->batch.n < KV_COPIES_MAX && i < restore->next_read; i++) {
-        is_gap = is_gap || restore->items[i].state == ITEM_READING;
-        add_copy(restore, i);
-        if (!is_gap)
-            restore->next_copy = i + 1;
-    }
-    if (restore->next_far < restore->next_read)
-        restore->next_far = restore->next_read;
-    for (; restore->batch.n < KV_COPIES_MAX && restore->next_far < restore->n_items; restore->next_far++)
-        add_copy(restore, restore->next_far);
-    if (restore->batch.n == 0)
-        return;
-    restore->is_sending = o->copier.submit(o->copier.user, &restore->batch) == 0;
-    if (!restore->is_sending)
-        restore->error = -EIO;
-}
-
-static struct item *item_of(struct kv_restore *restore, uint32_t *at, uint32_t page, enum kv_group group) {
-    struct item *item = &restore->items[*at];
+static struct restore_item *item_of(struct kv_restore *restore, uint32_t *at, uint32_t page, enum kv_group group) {
+    struct restore_item *item = &restore->items[*at];
 
     if (*at == restore->n_items || item->page != page || item->group != group)
         return NULL;
@@ -427,7 +242,7 @@ static int publish(struct kv_restore *restore) {
     uint32_t at = 0;
 
     for (uint32_t page = restore->n_held; page < restore->n_pages; page++) {
-        struct item *items[KV_GROUP_N] = {NULL};
+        struct restore_item *items[KV_GROUP_N] = {NULL};
         uint32_t slots[KV_GROUP_N];
         bool taken[KV_GROUP_N];
 
@@ -444,7 +259,7 @@ static int publish(struct kv_restore *restore) {
                 items[g]->slot = KV_NO_SLOT;
     }
     if (at < restore->n_items) {
-        struct item *state = &restore->items[at];
+        struct restore_item *state = &restore->items[at];
         bool taken;
 
         assert(state->group == KV_TARGET_STATE);
@@ -456,10 +271,22 @@ static int publish(struct kv_restore *restore) {
     return 0;
 }
 
+void restore_arrived(struct kv_restore *restore, struct restore_item *item) {
+    struct kv_restores *restores = restore->restores;
+    size_t bytes = restores->options.store->group[item->group].slot_bytes;
+
+    restore_let_go_below(restore, item);
+    restore->n_done++;
+    restore->sum.n_copies++;
+    restore->sum.bytes += bytes;
+    restores->stats.n_copies++;
+    restores->stats.bytes += bytes;
+}
+
 /* What is used leaves shelf and disk later than what is not, and from its end. */
 static void touch_chain(const struct kv_restore *restore) {
     for (uint32_t page = restore->n_pages; page-- > 0;) {
-        struct kv_page_name name = name_of(restore->keys, restore->tokens, page);
+        struct kv_page_name name = restore_name(restore->keys, restore->tokens, page);
 
         kv_shelf_touch(restore->restores->options.shelf, &name);
         if (restore->restores->vault)
@@ -467,58 +294,39 @@ static void touch_chain(const struct kv_restore *restore) {
     }
 }
 
-static void finish(struct kv_restore *restore, int result) {
-    struct kv_restores_stats *stats = &restore->restores->stats;
+/* Its time is counted. */
+static void tell(struct kv_restore *restore, int result) {
+    struct kv_restores *restores = restore->restores;
+    struct kv_restored *sum = &restore->sum;
 
+    sum->us = restore->counted_us - restore->began_us;
+    sum->result = result;
+    *(result == 0 ? &restores->stats.n_done : &restores->stats.n_failed) += 1;
+    for (int i = 0; i < KV_RESTORE_STAGE_N; i++)
+        restores->stats.stage_us[i] += sum->stage_us[i];
+    if (restores->on_ended)
+        restores->on_ended(restores->user, sum);
+}
+
+void restore_finish(struct kv_restore *restore, int result) {
+    restore_flow_count(restore);
     if (result == 0)
         result = publish(restore);
     give_back(restore);
     touch_chain(restore);
-    *(result == 0 ? &stats->n_done : &stats->n_failed) += 1;
+    tell(restore, result);
     restore->on_done(restore->user, result);
-}
-
-static void on_copied(struct kv_copy_batch *batch) {
-    struct kv_restore *restore = container_of(batch, struct kv_restore, batch);
-    struct kv_restores_stats *stats = &restore->restores->stats;
-
-    restore->is_sending = false;
-    if (batch->result != 0 && restore->error == 0)
-        restore->error = batch->result;
-    for (int i = 0; batch->result == 0 && i < batch->n; i++) {
-        let_go_below(restore, &restore->items[restore->batch_items[i]]);
-        restore->n_done++;
-        stats->n_copies++;
-        stats->bytes += batch->transfers[i].bytes;
-    }
-    step(restore);
-}
-
-/* Goes on, or ends when nothing is on its way any more. */
-static void step(struct kv_restore *restore) {
-    read_some(restore);
-    copy_some(restore);
-    if (restore->error != 0) { /* what is still being read is for others, or for the next time */
-        for (int i = 0; i < READS_MAX; i++)
-            if (restore->readings[i].is_busy) {
-                kv_vault_read_cancel(restore->restores->vault, &restore->readings[i].read);
-                restore->readings[i].is_busy = false;
-            }
-        if (!restore->is_sending)
-            finish(restore, restore->error);
-    } else if (restore->n_done == restore->n_items) {
-        finish(restore, 0);
-    }
 }
 
 bool kv_restores_turn(struct kv_restores *restores) {
     uint64_t n_ended = restores->stats.n_done + restores->stats.n_failed;
 
+    restore_flow_go_on(restores);
     for (uint32_t i = 0; i < restores->options.n_restores; i++) {
         struct kv_restore *restore = &restores->all[i];
 
-        if (restore->is_used && restore->n_items > 0 && (restore->error != 0 || restore->next_read < restore->n_items))
-            step(restore);
+        if (restore->is_used && !restore->is_handed && restore->n_items > 0)
+            restore_flow_end(restore);
     }
     return restores->stats.n_done + restores->stats.n_failed != n_ended;
 }
@@ -531,12 +339,20 @@ void kv_restore_cancel(struct kv_restore *restore) {
 /* Begins with what is missing, all of it pinned below, and slots for it. */
 static int begin(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
                  struct kv_restore **ret_restore) {
+    struct kv_page_name last = restore_name(keys, tokens, n_pages - 1);
     struct kv_restore *restore = NULL;
 
-    for (uint32_t i = 0; !restore && i < restores->options.n_restores; i++)
-        if (!restores->all[i].is_used)
-            restore = &restores->all[i];
-    if (!restore)
+    uint32_t uid = whose(restores, &last), n_free = 0, n_mine = 0;
+
+    for (uint32_t i = 0; i < restores->options.n_restores; i++) {
+        if (restores->all[i].is_used) {
+            n_mine += restores->all[i].sum.uid == uid;
+            continue;
+        }
+        restore = restore ? restore : &restores->all[i];
+        n_free++;
+    }
+    if (n_free == 0 || (n_free == 1 && n_mine > 0))
         return KV_RESTORE_E_BUSY;
     assert(n_pages > 0);
     restore->keys = keys;
@@ -545,6 +361,7 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
     restore->error = 0;
     restore->is_handed = false;
     restore->n_items = restore->n_done = restore->next_read = restore->next_copy = restore->next_far = 0;
+    restore->lease.uid = uid;
     restore->n_held = kv_lease_hold_prefix(&restore->lease, keys, tokens, n_pages);
     if (!take_all(restore) || restore->n_items == 0) {
         give_back(restore);
@@ -555,24 +372,30 @@ static int begin(struct kv_restores *restores, const struct kv_key *keys, const 
     return 0;
 }
 
-static void use(struct kv_restore *restore) {
+static void use(struct kv_restore *restore, enum kv_restore_why why) {
     restore->is_used = true;
+    restore->order = ++restore->restores->n_begun;
+    restore->began_us = restore->counted_us = restore->restores->options.now_us();
+    restore->sum = (struct kv_restored){.why = why,
+                                        .was_handed = restore->is_handed,
+                                        .uid = restore->lease.uid,
+                                        .n_tokens = restore->n_pages * PAGE_TOKENS};
     restore->restores->stats.n_now++;
 }
 
 int kv_restore_start(struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens, uint32_t n_pages,
-                     void (*on_done)(void *user, int result), void *user, struct kv_restore **ret_restore) {
+                     enum kv_restore_why why, void (*on_done)(void *user, int result), void *user,
+                     struct kv_restore **ret_restore) {
     struct kv_restore *restore;
     int r = begin(restores, keys, tokens, n_pages, &restore);
 
     if (r != 0)
         return r;
-    use(restore);
+    use(restore, why);
     restore->on_done = on_done;
     restore->user = user;
     *ret_restore = restore;
-    read_some(restore);
-    copy_some(restore); /* what fails here is seen by the next turn: on_done never comes from inside */
+    restore_flow_go_on(restores); /* what fails here is seen by the next turn: on_done never comes from inside */
     return 0;
 }
 
@@ -600,14 +423,14 @@ static void drop_drafts_before(struct kv_restore *restore, uint32_t first_page) 
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < restore->n_items; i++) {
-        struct item *item = &restore->items[i];
+        struct restore_item *item = &restore->items[i];
 
         if (!kv_group_is_draft(item->group) || item->page >= first_page) {
             restore->items[n++] = *item;
             continue;
         }
         kv_store_give(restore->restores->options.store, item->group, item->slot);
-        let_go_below(restore, item);
+        restore_let_go_below(restore, item);
     }
     restore->n_items = n;
 }
@@ -621,7 +444,7 @@ int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys
     int r = begin(restores, keys, tokens, n_pages, &restore);
 
     for (uint32_t i = 0; r == 0 && i < restore->n_items; i++)
-        if (restore->items[i].state == ITEM_ON_DISK)
+        if (restore->items[i].state == RESTORE_ON_DISK)
             r = KV_RESTORE_E_ON_DISK;
     if (r == KV_RESTORE_E_ON_DISK) {
         give_back(restore);
@@ -629,8 +452,8 @@ int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys
     }
     if (r != 0)
         return r;
-    use(restore);
     restore->is_handed = true;
+    use(restore, KV_RESTORE_REQUEST);
     restore->next_read = restore->n_items;
     n_run[KV_DRAFT_FULL] = run_of(restore, KV_DRAFT_FULL);
     n_run[KV_DRAFT_SLIDING] = run_of(restore, KV_DRAFT_SLIDING);
@@ -646,24 +469,23 @@ int kv_restore_hand_over(struct kv_restores *restores, const struct kv_key *keys
 
 /* Their slots are the caller's from the beginning. */
 struct kv_handed kv_restore_handed(const struct kv_restore *restore, uint32_t i) {
-    const struct item *item = &restore->items[i];
+    const struct restore_item *item = &restore->items[i];
 
     assert(restore->is_handed && i < restore->n_items);
-    return (struct kv_handed){item->group, item->page, item->slot, transfer_of(restore, item)};
+    return (struct kv_handed){item->group, item->page, item->slot, restore_flow_transfer(restore, item)};
 }
 
 void kv_restore_copied(struct kv_restore *restore, int result) {
-    struct kv_restores_stats *stats = &restore->restores->stats;
-
     assert(restore->is_handed && restore->n_done == 0);
-    *(result == 0 ? &stats->n_done : &stats->n_failed) += 1;
-    for (uint32_t i = 0; i < restore->n_items; i++) {
-        let_go_below(restore, &restore->items[i]);
-        stats->n_copies += result == 0;
-        stats->bytes += result == 0 ? restore->restores->options.store->group[restore->items[i].group].slot_bytes : 0;
-    }
+    restore_flow_count(restore);
+    for (uint32_t i = 0; i < restore->n_items; i++)
+        if (result == 0)
+            restore_arrived(restore, &restore->items[i]);
+        else
+            restore_let_go_below(restore, &restore->items[i]);
     restore->n_done = restore->n_items;
     touch_chain(restore);
+    tell(restore, result);
 }
 
 double kv_restore_progress(const struct kv_restore *restore) {
@@ -676,7 +498,7 @@ uint32_t kv_restore_n_pages(const struct kv_restore *restore) {
 
 void kv_restore_end(struct kv_restore *restore) {
     for (uint32_t i = 0; i < restore->n_items && restore->is_handed; i++)
-        let_go_below(restore, &restore->items[i]);
+        restore_let_go_below(restore, &restore->items[i]);
     restore->n_items = 0;
     kv_lease_release(&restore->lease);
     restore->is_used = false;
@@ -685,4 +507,37 @@ void kv_restore_end(struct kv_restore *restore) {
 
 void kv_restores_stats(const struct kv_restores *restores, struct kv_restores_stats *ret_stats) {
     *ret_stats = restores->stats;
+    for (uint32_t i = 0; i < restores->options.n_restores; i++)
+        ret_stats->n_hungry += restore_flow_is_hungry(&restores->all[i]);
+}
+
+static const char *check(const struct kv_restore *restore, bool may_copy) {
+    const struct kv_store *store = restore->restores->options.store;
+    uint64_t reading_bytes = 0, copy_bytes = 0;
+
+    for (int i = 0; i < RESTORE_READS_MAX; i++)
+        if (restore->readings[i].is_busy)
+            reading_bytes += store->group[restore->items[restore->readings[i].item].group].slot_bytes;
+    for (int i = 0; restore->is_sending && i < restore->batch.n; i++)
+        copy_bytes += restore->batch.transfers[i].bytes;
+    if (reading_bytes != restore->reading_bytes || copy_bytes != restore->copy_bytes)
+        return "a restore is said to have other bytes on the way than it has";
+    for (uint32_t i = 0; may_copy && !restore->is_sending && restore->error == 0 && i < restore->n_items; i++)
+        if (!restore->is_handed && restore->items[i].state == RESTORE_ON_HOST)
+            return "what could be copied waits";
+    return NULL;
+}
+
+const char *kv_restores_check(const struct kv_restores *restores) {
+    const char *wrong = NULL;
+    int n_batches = 0;
+
+    for (uint32_t i = 0; i < restores->options.n_restores; i++)
+        n_batches += restores->all[i].is_sending;
+    if (n_batches != restores->n_batches || n_batches > RESTORE_BATCHES_MAX)
+        return "other batches are out than restores have";
+    for (uint32_t i = 0; wrong == NULL && i < restores->options.n_restores; i++)
+        if (restores->all[i].is_used)
+            wrong = check(&restores->all[i], n_batches < RESTORE_BATCHES_MAX);
+    return wrong;
 }

@@ -124,7 +124,8 @@ struct kv_vault_read { /* embedded in who waits */
      * was read is not this page; -ETIMEDOUT, -EIO. */
     void (*done)(struct kv_vault_read *read, int result);
     struct kv_vault_read *next;
-    void *fetch; /* the vault's */
+    void *fetch;      /* the vault's */
+    uint64_t came_us; /* the vault's: when its bytes had come, and were to be checked; 0: they have not */
 };
 /* Reads a page onto the shelf. Those who want the same at a time share one reading. E_NONE; E_OFF: the disk is left alone
  * now; E_BUSY: as many are on their way as may be, or the shelf has no slot: try again when something has come. */

@@ -46,6 +46,7 @@ struct vault_fetch { /* a page on its way up */
     uint64_t ticket;
     struct kv_vault_read *waiting;
     struct vault_fetch *next; /* in the list that it waits in, or is checked in */
+    uint64_t came_us;         /* of those who wait */
     uint64_t checksum;
     int result;
 };

@@ -163,6 +163,9 @@ static void on_read(struct disk_op *op) {
 
     if (op->result == 0 && !vault->is_closing) {
         vault_report(vault, fetch->ticket, &fetch->is_reported, KV_BREAKER_WORKED);
+        fetch->came_us = vault->options.now_us();
+        for (struct kv_vault_read *read = fetch->waiting; read; read = read->next)
+            read->came_us = fetch->came_us;
         append(&vault->to_check, fetch);
         return;
     }
@@ -226,6 +229,7 @@ static struct vault_fetch *free_fetch(struct kv_vault *vault) {
 
 static void wait_for(struct vault_fetch *fetch, struct kv_vault_read *read) {
     read->fetch = fetch;
+    read->came_us = fetch->came_us;
     read->next = fetch->waiting;
     fetch->waiting = read;
 }
@@ -257,6 +261,7 @@ int kv_vault_read(struct kv_vault *vault, const struct kv_page_name *name, enum 
     vault_pin(vault, record);
     fetch->is_busy = true;
     fetch->is_reported = false;
+    fetch->came_us = 0;
     fetch->record = record;
     fetch->group = group;
     fetch->op.buffer = (char *)payload - FORMAT_BLOCK_BYTES;

@@ -68,6 +68,29 @@ def test_a_prefix_comes_back_from_disk_to_the_last_page(tiers, long):
                 assert from_host["ids"] == cold["ids"]
 
 
+def test_a_restore_tells_where_its_time_went(tiers):
+    one = tiers()
+    with one.connect() as client:
+        generate(client, TEXT[:700])
+        evict(client, "device", "host")
+        assert usage(generate(client, TEXT[:700]))["disk"] == 640
+        evict(client, "device")
+        from_host = generate(client, TEXT[:700])
+        assert usage(from_host)["host"] == 640
+        metrics = one.metrics()
+    lines = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in one.log().splitlines()
+             if "event=restore " in line]
+    stages = "read", "check", "copy", "wait"
+    assert [(line["result"], line["reason"], line["n_tokens"]) for line in lines] == [("done", "request", "640")] * 2
+    for line in lines:
+        assert float(line["ms"]) == pytest.approx(sum(float(line[f"{stage}_ms"]) for stage in stages), abs=0.3)
+    assert lines[0]["disk_slots"] == lines[0]["slots"] and float(lines[0]["read_ms"]) > 0
+    assert lines[1]["disk_slots"] == "0" and lines[1]["copy_ms"] == lines[1]["ms"]
+    for stage in stages:
+        assert metrics[f'spillway_restore_seconds_total{{stage="{stage}"}}'] == pytest.approx(
+            sum(float(line[f"{stage}_ms"]) for line in lines) / 1000, abs=0.0003)
+
+
 def test_logprobs_are_the_same_bits_from_every_tier(tiers):
     ids = TEXT[900:1500]
     first = tiers()

@@ -184,15 +184,20 @@ def test_quota_when_a_user_has_as_many_as_one_may(daemon):
     run(check())
 
 
-def test_no_space_to_pin_in(daemon):
-    small = daemon(**{"kv.device_bytes": "24MiB", "sched.max_seqs": 1})
+@pytest.mark.parametrize("share, code", [(25, "QUOTA"), (100, "NO_SPACE"), (0, "NO_SPACE")])
+def test_no_space_to_pin_in(daemon, share, code):
+    small = daemon(**{"kv.device_bytes": "24MiB", "sched.max_seqs": 1, "kv.share_per_uid": share})
 
     async def check():
         async with await Raw.open(small.socket) as raw:
             n_context = (await raw.call("model.info"))["n_context"]
             await raw.call("session.open", name="s")
             await raw.call("gen.start", prompt_ids=[5] * (n_context * 3 // 5), max_tokens=1, session="s")
-            assert (await refusal(raw, "session.pin", name="s")).code == "NO_SPACE"
+            refused = await refusal(raw, "session.pin", name="s")
+            assert refused.code == code and f"would hold {n_context * 3 // 5 // 64} and 1 more" in refused.message
+            await raw.call("session.open", name="little")
+            await raw.call("gen.start", prompt_ids=[6] * 100, max_tokens=1, session="little")
+            assert (await raw.call("session.pin", name="little"))["pinned"]
 
     run(check())
 

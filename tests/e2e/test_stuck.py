@@ -87,7 +87,7 @@ def test_a_seq_goes_on_while_a_parked_one_has_the_pages(daemon, long):
 
 def test_after_one_that_found_no_space_the_next_one_runs(daemon):
     """Pinned sessions hold what it needs; then what is left is as much as before."""
-    one = daemon(**ONE_PLACE)
+    one = daemon(**ONE_PLACE, **{"kv.share_per_uid": 100})
 
     async def run():
         async with await Raw.open(one.socket) as raw:

@@ -147,7 +147,8 @@ static void open_below(struct engine_rig *rig) {
         .backend = rig->pair->backend, .device = rig->pair->device, .alignment = FORMAT_ALIGN_MIN};
     struct kv_spill_options spill = {
         .store = rig->store, .work = {put_work, rig}, .n_jobs = ENGINE_RIG_WORKS_MAX, .n_pages_max = n_pages_max};
-    struct kv_restores_options restores = {.store = rig->store, .n_restores = 2, .n_pages_max = n_pages_max};
+    struct kv_restores_options restores = {
+        .store = rig->store, .now_us = now_us, .n_restores = 3, .n_pages_max = n_pages_max};
 
     copies_init(&rig->copies, rig->thread);
     if (rig->options.n_below[KV_TARGET_FULL] == 0)

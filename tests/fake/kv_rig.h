@@ -1,6 +1,7 @@
 /* kv_rig: a store over memory of the CPU backend, and seqs that fill pages as a device would: with a tag of what the page
  * stands for, so that a wrong slot shows. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -171,6 +172,20 @@ static inline int kv_seq_publish_state(struct kv_seq *seq, struct kv_rig *rig, u
     if (!*ret_taken)
         kv_store_give(rig->store, KV_TARGET_STATE, slot);
     return 0;
+}
+
+/* Pages of the list that the seq lacks are computed and published, up to n_pages, and a restore point there. False: no slot. */
+static inline bool kv_seq_compute(struct kv_seq *seq, struct kv_rig *rig, uint32_t n_pages) {
+    for (; seq->n_filled < n_pages; seq->n_filled++) {
+        bool taken[KV_GROUP_N];
+
+        if (kv_seq_take(seq, rig, KV_TARGET_FULL, seq->n_filled) != 0)
+            return false;
+        kv_seq_take(seq, rig, KV_DRAFT_FULL, seq->n_filled);
+        kv_seq_take(seq, rig, KV_DRAFT_SLIDING, seq->n_filled);
+        KV_RIG_CHECK(kv_seq_publish(seq, seq->n_filled, taken) == 0);
+    }
+    return kv_seq_publish_state(seq, rig, n_pages, &(bool){false}) == 0;
 }
 
 /* Lets go of everything; what was published stays in the index. */

@@ -17,7 +17,7 @@
 enum {
     TIER_OUT_MAX = 32,
     TIER_WORKS_MAX = 256,
-    TIER_RESTORES = 3,
+    TIER_RESTORES = 4,
     TIER_SPILLS = 2,
     TIER_DEADLINE_US = 1000000,
     TIER_SHARE = 30
@@ -74,6 +74,8 @@ static inline int tier_submit_work(void *user, struct kv_work_item *item) {
 static inline void tier_check(const struct tier_rig *rig) {
     const char *wrong = kv_shelf_check(rig->shelf);
 
+    if (!wrong)
+        wrong = kv_restores_check(rig->restores);
     if (!wrong && rig->vault)
         wrong = kv_vault_check(rig->vault);
     if (wrong)
@@ -136,7 +138,7 @@ static inline void tier_open_shelf(struct tier_rig *rig, const uint32_t n_slots[
     struct kv_spill_options spill = {
         .store = rig->kv.store, .n_jobs = TIER_SPILLS, .n_pages_max = KV_RIG_PAGES_MAX, .work = rig->work};
     struct kv_restores_options restores = {
-        .store = rig->kv.store, .n_restores = TIER_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
+        .store = rig->kv.store, .now_us = tier_now_us, .n_restores = TIER_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
 
     for (int g = 0; g < KV_GROUP_N; g++) {
         shelf.group[g].payload_bytes = KV_RIG_SLOT_BYTES;
@@ -290,6 +292,27 @@ static inline void tier_drain_of(struct tier_rig *rig, bool also_held) {
 
 static inline void tier_drain(struct tier_rig *rig) {
     tier_drain_of(rig, false);
+}
+
+/* A chain of that user goes down to the disk, with restore points after both numbers of pages, and from the device; from the
+ * shelf too if so. */
+static inline void tier_put_below(struct tier_rig *rig, uint32_t uid, const char *kinds, uint32_t n_first,
+                                  uint32_t n_second, bool on_disk_alone) {
+    static struct kv_seq seq;
+
+    kv_seq_init(&seq, &rig->kv, uid, kinds);
+    for (int i = n_first == n_second; i < 2; i++) {
+        uint32_t n_pages = i == 0 ? n_first : n_second;
+
+        KV_RIG_CHECK(kv_seq_compute(&seq, &rig->kv, n_pages));
+        kv_spill_start(rig->spill, &seq.lease, n_pages, uid, KV_SPILL_MUST);
+        tier_drain(rig);
+    }
+    kv_seq_deinit(&seq, &rig->kv);
+    kv_store_evict_all(rig->kv.store);
+    if (on_disk_alone)
+        kv_shelf_evict_bytes(rig->shelf, UINT64_MAX);
+    tier_check(rig);
 }
 
 /* A slot of the file whose header names this page, by its raw bytes; false: none. */

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 enum { THREADS_MAX = 8, ITEMS_MAX = 4096 };
 
@@ -19,6 +21,7 @@ struct workers {
     struct ring todo, finished;
     bool is_ending;
     uint32_t n_threads, n_items, n_to_refuse;
+    int fd;
     pthread_t threads[THREADS_MAX];
 };
 
@@ -55,6 +58,7 @@ static void *thread(void *argument) {
         item->run(item);
         pthread_mutex_lock(&workers->mutex);
         put(&workers->finished, item);
+        need(eventfd_write(workers->fd, 1) == 0, "who waits is woken");
     }
     pthread_mutex_unlock(&workers->mutex);
     return NULL;
@@ -66,6 +70,8 @@ struct workers *workers_new(uint32_t n_threads) {
     need(workers != NULL && n_threads <= THREADS_MAX, "workers can be made");
     pthread_mutex_init(&workers->mutex, NULL);
     pthread_cond_init(&workers->wake, NULL);
+    workers->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    need(workers->fd >= 0, "there is an eventfd");
     for (; workers->n_threads < n_threads; workers->n_threads++)
         need(pthread_create(&workers->threads[workers->n_threads], NULL, thread, workers) == 0, "a thread starts");
     return workers;
@@ -81,6 +87,7 @@ void workers_free(struct workers *workers) {
         pthread_join(workers->threads[i], NULL);
     pthread_cond_destroy(&workers->wake);
     pthread_mutex_destroy(&workers->mutex);
+    close(workers->fd);
     free(workers);
 }
 
@@ -103,7 +110,14 @@ struct kv_work workers_interface(struct workers *workers) {
     return (struct kv_work){.submit = submit, .user = workers};
 }
 
+int workers_fd(const struct workers *workers) {
+    return workers->fd;
+}
+
 uint32_t workers_dispatch(struct workers *workers) {
+    eventfd_t n_woken;
+
+    eventfd_read(workers->fd, &n_woken); /* or there is nothing */
     for (uint32_t n = 0;; n++) {
         struct kv_work_item *item;
 

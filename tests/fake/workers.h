@@ -12,6 +12,7 @@ struct kv_work workers_interface(struct workers *workers);
 
 /* Calls done() of every item that has run. Returns how many. */
 uint32_t workers_dispatch(struct workers *workers);
+int workers_fd(const struct workers *workers);         /* readable: dispatch */
 uint32_t workers_n_out(const struct workers *workers); /* submitted, not done */
 
 /* The next n submits answer -EAGAIN. */

@@ -25,39 +25,6 @@ static void on_done(void *user, int result) {
     answer->result = result;
 }
 
-static bool compute(struct tier_rig *rig, struct kv_seq *seq, uint32_t n_pages) {
-    for (; seq->n_filled < n_pages; seq->n_filled++) {
-        bool taken[KV_GROUP_N];
-
-        if (kv_seq_take(seq, &rig->kv, KV_TARGET_FULL, seq->n_filled) != 0)
-            return false;
-        kv_seq_take(seq, &rig->kv, KV_DRAFT_FULL, seq->n_filled);
-        kv_seq_take(seq, &rig->kv, KV_DRAFT_SLIDING, seq->n_filled);
-        KV_RIG_CHECK(kv_seq_publish(seq, seq->n_filled, taken) == 0);
-    }
-    return kv_seq_publish_state(seq, &rig->kv, n_pages, &(bool){false}) == 0;
-}
-
-/* Down to the disk, with restore points after both numbers of pages, and gone from the device; from the shelf too if so. */
-static void put_below(struct tier_rig *rig, const char *kinds, uint32_t n_first, uint32_t n_second,
-                      bool on_disk_alone) {
-    static struct kv_seq seq;
-
-    kv_seq_init(&seq, &rig->kv, 1, kinds);
-    for (int i = n_first == n_second; i < 2; i++) {
-        uint32_t n_pages = i == 0 ? n_first : n_second;
-
-        assert_true(compute(rig, &seq, n_pages));
-        kv_spill_start(rig->spill, &seq.lease, n_pages, 7, KV_SPILL_MUST);
-        tier_drain(rig);
-    }
-    kv_seq_deinit(&seq, &rig->kv);
-    kv_store_evict_all(rig->kv.store);
-    if (on_disk_alone)
-        kv_shelf_evict_bytes(rig->shelf, UINT64_MAX);
-    tier_check(rig);
-}
-
 static struct kv_found lookup(const struct tier_rig *rig, const struct kv_seq *seq) {
     struct kv_found found;
 
@@ -70,7 +37,8 @@ static int start(struct tier_rig *rig, const struct kv_seq *seq, uint32_t n_page
     int r;
 
     *answer = (struct answer){0};
-    r = kv_restore_start(rig->restores, seq->keys, seq->tokens, n_pages, on_done, answer, ret_restore);
+    r = kv_restore_start(rig->restores, seq->keys, seq->tokens, n_pages, KV_RESTORE_REQUEST, on_done, answer,
+                         ret_restore);
     assert_int_equal(answer->n_done, 0); /* never from inside */
     tier_check(rig);
     return r;
@@ -99,7 +67,7 @@ static void a_chain_on_disk_comes_back(void **state) {
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 40, 40, true);
+    tier_put_below(&rig, 1, LONG, 40, 40, true);
     kv_seq_init(&seq, &rig.kv, 1, LONG "op");
     assert_int_equal(lookup(&rig, &seq).n_tokens, 40 * PAGE_TOKENS);
     assert_int_equal(lookup(&rig, &seq).n_disk_tokens, 40 * PAGE_TOKENS);
@@ -124,7 +92,7 @@ static void a_chain_longer_than_the_whole_shelf_comes_back_through_it(void **sta
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 20, 40, true);
+    tier_put_below(&rig, 1, LONG, 20, 40, true);
     tier_close_vault(&rig);
     tier_close_shelf(&rig);
     tier_open_shelf(&rig, SMALL);
@@ -159,8 +127,8 @@ static void a_chain_longer_than_the_whole_shelf_goes_down_through_it(void **stat
 
     (void)state;
     tier_open(&rig, ROOMY, MIDDLING);
-    put_below(&rig, "zyxw", 4, 4, false);
-    put_below(&rig, LONG, 40, 40, false);
+    tier_put_below(&rig, 1, "zyxw", 4, 4, false);
+    tier_put_below(&rig, 1, LONG, 40, 40, false);
     kv_seq_init(&other, &rig.kv, 1, "zyxw");
     assert_int_equal(lookup(&rig, &other).n_tokens, 4 * PAGE_TOKENS);
     assert_int_equal(lookup(&rig, &other).n_disk_tokens, 0); /* it was not pushed out */
@@ -199,7 +167,7 @@ static void a_chain_whose_stretch_cannot_be_saved_ends_there(void **state) {
     for (int how = 0; how < 2; how++) {
         tier_open(&rig, ROOMY, MIDDLING);
         kv_seq_init(&seq, &rig.kv, 1, LONG);
-        assert_true(compute(&rig, &seq, 40));
+        assert_true(kv_seq_compute(&seq, &rig.kv, 40));
         kv_spill_start(rig.spill, &seq.lease, 40, 7, KV_SPILL_MUST);
         while (tier_stats(&rig).n_saved_pages < 3 * 3) {
             if (!tier_come_home(&rig, KV_COPY_SPILL, 0))
@@ -228,15 +196,15 @@ static void the_device_the_shelf_and_the_disk_give_each_what_they_have(void **st
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 40, 40, true);
+    tier_put_below(&rig, 1, LONG, 40, 40, true);
     kv_seq_init(&part, &rig.kv, 1, LONG); /* the first ten on the device, and ten more on the shelf */
-    assert_true(compute(&rig, &part, 20));
+    assert_true(kv_seq_compute(&part, &rig.kv, 20));
     kv_spill_start(rig.spill, &part.lease, 20, 7, KV_SPILL_TO_HOST);
     tier_drain(&rig);
     kv_seq_deinit(&part, &rig.kv);
     kv_store_evict_all(rig.kv.store);
     kv_seq_init(&part, &rig.kv, 1, "abcdefghij");
-    assert_true(compute(&rig, &part, 10));
+    assert_true(kv_seq_compute(&part, &rig.kv, 10));
     kv_seq_init(&seq, &rig.kv, 1, LONG);
     assert_int_equal(lookup(&rig, &seq).n_tokens, 40 * PAGE_TOKENS);
     assert_int_equal(lookup(&rig, &seq).n_device_tokens, 10 * PAGE_TOKENS);
@@ -265,7 +233,7 @@ static void without_a_damaged_draft_page_the_rest_comes_back(void **state) {
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 40, 40, true);
+    tier_put_below(&rig, 1, LONG, 40, 40, true);
     kv_seq_init(&seq, &rig.kv, 1, LONG);
     assert_true(tier_find(&rig, &seq.keys[25], KV_DRAFT_FULL, &segment, &offset));
     tier_flip(&rig, segment, offset + FORMAT_BLOCK_BYTES + 5);
@@ -288,7 +256,7 @@ static void a_damaged_target_page_fails_the_restore_and_the_next_finds_less(void
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 20, 40, true);
+    tier_put_below(&rig, 1, LONG, 20, 40, true);
     kv_seq_init(&seq, &rig.kv, 1, LONG);
     assert_true(tier_find(&rig, &seq.keys[30], KV_TARGET_FULL, &segment, &offset));
     tier_flip(&rig, segment, offset + 300);
@@ -320,7 +288,7 @@ static void a_damaged_restore_point_is_none(void **state) {
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 20, 40, true);
+    tier_put_below(&rig, 1, LONG, 20, 40, true);
     kv_seq_init(&seq, &rig.kv, 1, LONG);
     assert_true(tier_find(&rig, &seq.keys[39], KV_TARGET_STATE, &segment, &offset));
     tier_flip(&rig, segment, offset + FORMAT_BLOCK_BYTES);
@@ -342,7 +310,7 @@ static void a_restore_is_cancelled_at_any_stage(void **state) {
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 40, 40, true);
+    tier_put_below(&rig, 1, LONG, 40, 40, true);
     tier_close_vault(&rig);
     tier_close_shelf(&rig);
     tier_open_shelf(&rig, SMALL);
@@ -391,7 +359,7 @@ static void two_restores_of_one_chain_share_its_readings(void **state) {
     (void)state;
     for (int way = 0; way < 3; way++) {
         tier_open(&rig, ROOMY, ROOMY);
-        put_below(&rig, LONG, 40, 40, true);
+        tier_put_below(&rig, 1, LONG, 40, 40, true);
         n_calls = disk_faults_n_calls(rig.faults, DISK_CALL_READ);
         kv_seq_init(&seq, &rig.kv, 1, LONG);
         kv_seq_init(&other, &rig.kv, 1, LONG);
@@ -421,7 +389,7 @@ static void a_disk_that_hangs_fails_the_restore_at_the_deadline(void **state) {
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 40, 40, true);
+    tier_put_below(&rig, 1, LONG, 40, 40, true);
     kv_seq_init(&seq, &rig.kv, 1, LONG);
     disk_faults_add(rig.faults, DISK_CALL_READ, (struct disk_fault){.is_held = true, .is_deaf = true});
     assert_int_equal(start(&rig, &seq, 40, &answer, &restore), 0);
@@ -449,7 +417,7 @@ static void a_purge_fails_the_restore_or_lets_it_finish(void **state) {
     (void)state;
     for (int n_before = 0; n_before < 60; n_before += 7) {
         tier_open(&rig, ROOMY, ROOMY);
-        put_below(&rig, "abcdefghijklmnopqrst", 20, 20, true);
+        tier_put_below(&rig, 1, "abcdefghijklmnopqrst", 20, 20, true);
         kv_seq_init(&seq, &rig.kv, 1, "abcdefghijklmnopqrst");
         assert_int_equal(start(&rig, &seq, 20, &answer, &restore), 0);
         for (int i = 0; i < n_before; i++) {
@@ -457,7 +425,7 @@ static void a_purge_fails_the_restore_or_lets_it_finish(void **state) {
             if (i % 4 == 0)
                 tier_turn(&rig);
         }
-        kv_vault_purge(rig.vault, 7);
+        kv_vault_purge(rig.vault, 1);
         assert_int_equal(tier_stats(&rig).n_to_blank > 0 || n_before < 30, 1);
         tier_drain(&rig);
         assert_int_equal(answer.n_done, 1);
@@ -478,7 +446,7 @@ static void a_chain_that_was_read_leaves_the_disk_from_its_end(void **state) {
 
     (void)state;
     tier_open(&rig, ROOMY, ROOMY);
-    put_below(&rig, LONG, 20, 40, true);
+    tier_put_below(&rig, 1, LONG, 20, 40, true);
     kv_seq_init(&seq, &rig.kv, 1, LONG);
     assert_int_equal(start(&rig, &seq, 40, &answer, &restore), 0);
     tier_drain(&rig);

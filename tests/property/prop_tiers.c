@@ -44,19 +44,6 @@ static void on_restored(void *user, int result) {
     u->result = result;
 }
 
-static bool compute(struct world *w, struct kv_seq *seq, uint32_t n_pages) {
-    for (; seq->n_filled < n_pages; seq->n_filled++) {
-        bool taken[KV_GROUP_N];
-
-        if (kv_seq_take(seq, &w->rig.kv, KV_TARGET_FULL, seq->n_filled) != 0)
-            return false;
-        kv_seq_take(seq, &w->rig.kv, KV_DRAFT_FULL, seq->n_filled);
-        kv_seq_take(seq, &w->rig.kv, KV_DRAFT_SLIDING, seq->n_filled);
-        KV_RIG_CHECK(kv_seq_publish(seq, seq->n_filled, taken) == 0);
-    }
-    return kv_seq_publish_state(seq, &w->rig.kv, n_pages, &(bool){false}) == 0;
-}
-
 static void begin(struct world *w, struct user *u) {
     struct kv_found found;
     char kinds[24];
@@ -71,15 +58,15 @@ static void begin(struct world *w, struct user *u) {
     KV_RIG_CHECK(found.n_tokens >= found.n_device_tokens && found.n_tokens <= n * PAGE_TOKENS);
     u->is_done = false;
     if (found.n_tokens > found.n_device_tokens &&
-        kv_restore_start(w->rig.restores, u->seq.keys, u->seq.tokens, found.n_tokens / PAGE_TOKENS, on_restored, u,
-                         &u->restore) == 0) {
+        kv_restore_start(w->rig.restores, u->seq.keys, u->seq.tokens, found.n_tokens / PAGE_TOKENS, KV_RESTORE_REQUEST,
+                         on_restored, u, &u->restore) == 0) {
         KV_RIG_CHECK(!u->is_done); /* never from inside */
         return;
     }
     kv_seq_match(&u->seq, &w->rig.kv); /* checks what it found */
     w->n_hits += u->seq.match.n_tokens > 0;
     n = u->seq.n_filled + 1 + below(w, u->seq.n_pages);
-    if (n <= u->seq.n_pages && compute(w, &u->seq, n))
+    if (n <= u->seq.n_pages && kv_seq_compute(&u->seq, &w->rig.kv, n))
         kv_spill_start(w->rig.spill, &u->seq.lease, n, uid,
                        (enum kv_spill_depth[]){KV_SPILL_TO_HOST, KV_SPILL_TO_DISK, KV_SPILL_MUST}[below(w, 3)]);
 }

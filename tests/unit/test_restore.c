@@ -11,7 +11,7 @@
 #include "restore.h"
 #include "spill.h"
 
-enum { N_OUT_MAX = 16, N_RESTORES = 2, N_SPILLS = 2 };
+enum { N_OUT_MAX = 16, N_RESTORES = 4, N_FLOOD = 2, N_SPILLS = 2 };
 
 /* All of a device's slots and more: nothing need leave. */
 static const uint32_t ROOMY[KV_GROUP_N] = {
@@ -32,6 +32,12 @@ struct rig {
 };
 
 /* ---- fakes ---- */
+
+static uint64_t clock_us;
+
+static uint64_t now_us(void) {
+    return clock_us;
+}
 
 static int submit_batch(void *user, struct kv_copy_batch *batch) {
     struct rig *rig = user;
@@ -57,6 +63,8 @@ static int submit_work(void *user, struct kv_work_item *item) {
 static void check(const struct rig *rig) {
     const char *wrong = kv_shelf_check(rig->shelf);
 
+    if (!wrong)
+        wrong = kv_restores_check(rig->restores);
     if (wrong)
         fprintf(stderr, "%s\n", wrong);
     KV_RIG_CHECK(!wrong);
@@ -108,10 +116,14 @@ static void on_done(void *user, int result) {
     rig->result = result;
 }
 
+static void on_result(void *user, int result) {
+    *(int *)user = result;
+}
+
 static void rig_open(struct rig *rig, const uint32_t device[KV_GROUP_N], uint32_t n_shelf_pages, uint32_t n_states) {
     struct kv_shelf_options shelf = {.alignment = FORMAT_ALIGN_MIN};
     struct kv_spill_options spill = {.n_jobs = N_SPILLS, .n_pages_max = KV_RIG_PAGES_MAX};
-    struct kv_restores_options restores = {.n_restores = N_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
+    struct kv_restores_options restores = {.now_us = now_us, .n_restores = N_RESTORES, .n_pages_max = KV_RIG_PAGES_MAX};
 
     memset(rig, 0, sizeof *rig);
     rig->kv = kv_rig_open(device, 2 * PAGE_TOKENS, device[KV_TARGET_FULL]);
@@ -157,20 +169,6 @@ static void rig_close(struct rig *rig) {
     kv_rig_close(&rig->kv);
 }
 
-/* Pages of the list that the seq lacks are computed and published, and a restore point after n_pages of them. */
-static bool compute(struct rig *rig, struct kv_seq *seq, uint32_t n_pages) {
-    for (; seq->n_filled < n_pages; seq->n_filled++) {
-        bool taken[KV_GROUP_N];
-
-        if (kv_seq_take(seq, &rig->kv, KV_TARGET_FULL, seq->n_filled) != 0)
-            return false;
-        kv_seq_take(seq, &rig->kv, KV_DRAFT_FULL, seq->n_filled);
-        kv_seq_take(seq, &rig->kv, KV_DRAFT_SLIDING, seq->n_filled);
-        KV_RIG_CHECK(kv_seq_publish(seq, seq->n_filled, taken) == 0);
-    }
-    return kv_seq_publish_state(seq, &rig->kv, n_pages, &(bool){false}) == 0;
-}
-
 /* A chain on the shelf alone, with restore points after each of the two numbers of pages. */
 static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint32_t n_second) {
     struct kv_seq *seq = malloc(sizeof *seq);
@@ -180,7 +178,7 @@ static void put_below(struct rig *rig, const char *kinds, uint32_t n_first, uint
     for (int i = n_first == n_second; i < 2; i++) {
         uint32_t n_pages = i == 0 ? n_first : n_second;
 
-        assert_true(compute(rig, seq, n_pages));
+        assert_true(kv_seq_compute(seq, &rig->kv, n_pages));
         kv_spill_start(rig->spill, &seq->lease, n_pages, 7, KV_SPILL_TO_HOST);
         drain(rig);
     }
@@ -202,7 +200,8 @@ static uint32_t lookup(const struct rig *rig, const struct kv_seq *seq) {
 }
 
 static int start(struct rig *rig, const struct kv_seq *seq, uint32_t n_pages) {
-    int r = kv_restore_start(rig->restores, seq->keys, seq->tokens, n_pages, on_done, rig, &rig->restore);
+    int r = kv_restore_start(rig->restores, seq->keys, seq->tokens, n_pages, KV_RESTORE_REQUEST, on_done, rig,
+                             &rig->restore);
 
     check(rig);
     return r;
@@ -251,7 +250,7 @@ static void only_what_the_device_lacks_is_copied(void **state) {
     rig_open(&rig, ROOMY, 60, 4);
     put_below(&rig, "abcdefgh", 8, 8);
     kv_seq_init(&shorter, &rig.kv, 1, "abcde");
-    assert_true(compute(&rig, &shorter, 5));
+    assert_true(kv_seq_compute(&shorter, &rig.kv, 5));
     kv_seq_init(&seq, &rig.kv, 1, "abcdefghi");
     assert_int_equal(lookup(&rig, &seq), 8);
     assert_int_equal(start(&rig, &seq, 8), 0);
@@ -280,7 +279,7 @@ static void a_prefix_ends_at_its_last_restore_point(void **state) {
     kv_shelf_drop(rig.shelf, last, KV_TARGET_STATE);
     assert_int_equal(lookup(&rig, &seq), 3);
     kv_seq_init(&shorter, &rig.kv, 1, "abcde");
-    assert_true(compute(&rig, &shorter, 5));
+    assert_true(kv_seq_compute(&shorter, &rig.kv, 5));
     kv_seq_deinit(&shorter, &rig.kv);
     assert_int_equal(lookup(&rig, &seq), 5); /* the device has one there, and the shelf the pages beyond */
     kv_store_evict_all(rig.kv.store);
@@ -385,28 +384,90 @@ static void without_room_on_the_device_nothing_happens(void **state) {
     rig_close(&rig);
 }
 
-static void as_many_as_may_be_are_on_their_way(void **state) {
+/* A chain of that user on the shelf alone. */
+static void put_below_of(struct rig *rig, uint32_t uid, const char *kinds) {
     static struct kv_seq seq;
+
+    kv_seq_init(&seq, &rig->kv, uid, kinds);
+    assert_true(kv_seq_compute(&seq, &rig->kv, seq.n_pages));
+    kv_spill_start(rig->spill, &seq.lease, seq.n_pages, uid, KV_SPILL_TO_HOST);
+    drain(rig);
+    kv_seq_deinit(&seq, &rig->kv);
+    kv_store_evict_all(rig->kv.store);
+}
+
+static void the_last_place_is_for_who_has_none(void **state) {
+    static struct kv_seq seq, other;
     static struct rig rig;
     struct kv_restore *all[N_RESTORES];
 
     (void)state;
     rig_open(&rig, ROOMY, 60, 4);
-    put_below(&rig, "abc", 3, 3);
+    put_below_of(&rig, 1, "abc");
+    put_below_of(&rig, 2, "abcd");
     kv_seq_init(&seq, &rig.kv, 1, "abc");
-    for (int i = 0; i < N_RESTORES; i++) {
+    kv_seq_init(&other, &rig.kv, 2, "abcd");
+    for (int i = 0; i < N_RESTORES - 1; i++) {
         assert_int_equal(start(&rig, &seq, 3), 0);
         all[i] = rig.restore;
     }
     assert_int_equal(start(&rig, &seq, 3), KV_RESTORE_E_BUSY);
-    drain(&rig); /* all brought the same: one's pages stand, the others' slots go back */
+    assert_int_equal(start(&rig, &other, 4), 0);
+    all[N_RESTORES - 1] = rig.restore;
+    assert_int_equal(start(&rig, &other, 4), KV_RESTORE_E_BUSY);
+    drain(&rig); /* of those that brought the same one's pages stand, the others' slots go back */
     assert_int_equal(rig.n_done, N_RESTORES);
-    assert_int_equal(n_on_device(&rig), 3);
+    assert_int_equal(n_on_device(&rig), 3 + 4);
+    kv_restore_end(all[0]); /* now the last place is free again */
+    assert_int_equal(start(&rig, &seq, 3), KV_RESTORE_E_BUSY);
     kv_seq_match(&seq, &rig.kv);
-    for (int i = 0; i < N_RESTORES; i++)
-        kv_restore_end(all[i]);
     assert_int_equal(seq.match.n_tokens, 3 * PAGE_TOKENS);
+    for (int i = 1; i < N_RESTORES; i++)
+        kv_restore_end(all[i]);
     kv_seq_deinit(&seq, &rig.kv);
+    kv_seq_deinit(&other, &rig.kv);
+    rig_close(&rig);
+}
+
+/* One user has copies of host memory made as fast as they come home; the other's are every second one. */
+static void a_flood_of_copies_leaves_the_other_user_half(void **state) {
+    static struct kv_seq flood, other;
+    static struct rig rig;
+    struct kv_restore *all[N_FLOOD], *one;
+    int result = 1, n_home = 0;
+
+    (void)state;
+    rig_open(&rig, (const uint32_t[KV_GROUP_N]){140, 10, 140, 140}, 90, 4);
+    put_below_of(&rig, 1, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstu");
+    put_below_of(&rig, 2, "abcdefghijklmnopqrstuvwxyzabcdefghijklmn");
+    kv_seq_init(&flood, &rig.kv, 1, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstu");
+    kv_seq_init(&other, &rig.kv, 2, "abcdefghijklmnopqrstuvwxyzabcdefghijklmn");
+    for (int i = 0; i < N_FLOOD; i++) {
+        assert_int_equal(start(&rig, &flood, 47), 0);
+        all[i] = rig.restore;
+    }
+    assert_int_equal(
+        kv_restore_start(rig.restores, other.keys, other.tokens, 40, KV_RESTORE_REQUEST, on_result, &result, &one), 0);
+    while (result == 1) {
+        assert_true(come_home(&rig, KV_COPY_FETCH, 0));
+        n_home++;
+        for (int i = 0; i < N_FLOOD; i++)
+            if (kv_restore_progress(all[i]) == 1) { /* the next one of the flood */
+                kv_restore_end(all[i]);
+                kv_store_evict_all(rig.kv.store);
+                assert_int_equal(start(&rig, &flood, 47), 0);
+                all[i] = rig.restore;
+            }
+        assert_true(n_home < 100);
+    }
+    assert_int_equal(result, 0);
+    assert_in_range(n_home, 1, 2 + 2 * div_ceil(40 + 40 + 2 + 1, KV_COPIES_MAX));
+    drain(&rig);
+    kv_restore_end(one);
+    for (int i = 0; i < N_FLOOD; i++)
+        kv_restore_end(all[i]);
+    kv_seq_deinit(&flood, &rig.kv);
+    kv_seq_deinit(&other, &rig.kv);
     rig_close(&rig);
 }
 
@@ -457,14 +518,14 @@ static void pages_on_their_way_down_stay_on_the_device(void **state) {
     (void)state;
     rig_open(&rig, (uint32_t[KV_GROUP_N]){[KV_TARGET_FULL] = 8, [KV_TARGET_STATE] = 4}, 60, 4);
     kv_seq_init(&seq, &rig.kv, 1, "abcdef");
-    assert_true(compute(&rig, &seq, 6));
+    assert_true(kv_seq_compute(&seq, &rig.kv, 6));
     kv_spill_start(rig.spill, &seq.lease, 6, 7, KV_SPILL_TO_HOST);
     kv_seq_end(&seq, &rig.kv);
     kv_store_evict_all(rig.kv.store);
     kv_seq_init(&other, &rig.kv, 1, "uvwxyz");
-    assert_false(compute(&rig, &other, 6)); /* two slots are left */
+    assert_false(kv_seq_compute(&other, &rig.kv, 6)); /* two slots are left */
     drain(&rig);
-    assert_true(compute(&rig, &other, 6)); /* over the first chain's slots */
+    assert_true(kv_seq_compute(&other, &rig.kv, 6)); /* over the first chain's slots */
     kv_seq_deinit(&other, &rig.kv);
     kv_store_evict_all(rig.kv.store);
     assert_int_equal(start(&rig, &seq, 6), 0);
@@ -484,7 +545,7 @@ static void a_spill_that_fails_is_not_found(void **state) {
     (void)state;
     rig_open(&rig, ROOMY, 60, 4);
     kv_seq_init(&seq, &rig.kv, 1, "abcdef");
-    assert_true(compute(&rig, &seq, 6));
+    assert_true(kv_seq_compute(&seq, &rig.kv, 6));
     for (int way = 0; way < 3; way++) {
         rig.refuses_copies = way == 0;
         rig.refuses_work = way == 1;
@@ -584,21 +645,22 @@ static void act(struct rig *rig, struct user *u, uint64_t *random) {
         kv_seq_end(&u->seq, &rig->kv);
     } else {
         char kinds[20];
-        uint32_t n = 1 + below(random, 19);
+        uint32_t n = 1 + below(random, 19), uid = 1 + below(random, 2);
 
         for (uint32_t i = 0; i < n; i++)
             kinds[i] = (char)('a' + below(random, 8) / 7);
         kinds[n] = '\0';
-        kv_seq_list(&u->seq, &rig->kv, 1, kinds);
+        kv_seq_list(&u->seq, &rig->kv, uid, kinds);
         n = lookup(rig, &u->seq);
         u->is_done = false;
         if (n > kv_seq_lookup(&u->seq, &rig->kv).n_tokens / PAGE_TOKENS &&
-            kv_restore_start(rig->restores, u->seq.keys, u->seq.tokens, n, on_user_done, u, &u->restore) == 0)
+            kv_restore_start(rig->restores, u->seq.keys, u->seq.tokens, n, KV_RESTORE_REQUEST, on_user_done, u,
+                             &u->restore) == 0)
             return;
         kv_seq_match(&u->seq, &rig->kv);
         n = u->seq.n_filled + 1 + below(random, u->seq.n_pages);
-        if (n <= u->seq.n_pages && compute(rig, &u->seq, n))
-            kv_spill_start(rig->spill, &u->seq.lease, n, 7, KV_SPILL_TO_HOST);
+        if (n <= u->seq.n_pages && kv_seq_compute(&u->seq, &rig->kv, n))
+            kv_spill_start(rig->spill, &u->seq.lease, n, uid, KV_SPILL_TO_HOST);
     }
 }
 
@@ -660,7 +722,8 @@ int main(void) {
         cmocka_unit_test(a_copy_that_fails_leaves_nothing_on_the_device),
         cmocka_unit_test(a_batch_that_cannot_be_sent_fails_the_restore),
         cmocka_unit_test(without_room_on_the_device_nothing_happens),
-        cmocka_unit_test(as_many_as_may_be_are_on_their_way),
+        cmocka_unit_test(the_last_place_is_for_who_has_none),
+        cmocka_unit_test(a_flood_of_copies_leaves_the_other_user_half),
         cmocka_unit_test(what_is_on_its_way_up_stays_below),
         cmocka_unit_test(the_restore_point_is_held_until_the_end_too),
         cmocka_unit_test(pages_on_their_way_down_stay_on_the_device),

@@ -13,17 +13,21 @@ static struct kv_rig rig;
 static struct sessions *sessions;
 static int32_t tokens[N_CONTEXT];
 
-static void open_rig(uint32_t n_pin_pages, uint32_t n_pin_states, bool is_shared) {
-    struct sessions_options options = {.n_context = N_CONTEXT,
-                                       .has_shared_prefixes = is_shared,
-                                       .n_pin_pages_max = n_pin_pages,
-                                       .n_pin_states_max = n_pin_states};
+static void open_rig_of(struct sessions_pins max, struct sessions_pins per_uid_max, bool is_shared) {
+    struct sessions_options options = {
+        .n_context = N_CONTEXT, .has_shared_prefixes = is_shared, .pins_max = max, .pins_per_uid_max = per_uid_max};
 
     rig = kv_rig_open((const uint32_t[KV_GROUP_N]){32, 16, 0, 0}, 0, 32);
     options.store = rig.store;
     assert_int_equal(sessions_open(&options, &sessions), 0);
     for (int i = 0; i < N_CONTEXT; i++)
         tokens[i] = i;
+}
+
+static void open_rig(uint32_t n_pin_pages, uint32_t n_pin_states, bool is_shared) {
+    struct sessions_pins max = {n_pin_pages, n_pin_states};
+
+    open_rig_of(max, (struct sessions_pins){32, 16}, is_shared);
 }
 
 static void close_rig(void) {
@@ -288,6 +292,50 @@ static void pins_have_a_limit_of_pages_and_of_restore_points(void **state) {
     close_rig();
 }
 
+static struct session *make_served(uid_t uid, const char *name, int first, int n) {
+    struct session *session = make(uid, name);
+
+    assert_int_equal(sessions_extend(sessions, session, tokens + first, n), 0);
+    serve(session, (uint32_t)n / PAGE_TOKENS);
+    return session;
+}
+
+static void pins_of_one_user_leave_room_for_those_of_others(void **state) {
+    struct session *a, *b, *c, *d, *other;
+    struct sessions_pinned pinned;
+
+    (void)state;
+    open_rig_of((struct sessions_pins){9, 5}, (struct sessions_pins){5, 2}, false);
+    a = make_served(UID, "a", 0, 200);
+    b = make_served(UID, "b", 100, 200);
+    c = make_served(UID, "c", 200, 70);
+    d = make_served(UID, "d", 300, 70);
+    other = make_served(UID + 1, "a", 0, 250);
+    assert_int_equal(sessions_pin(sessions, a), 0);
+    assert_int_equal(sessions_pin(sessions, b), SESSIONS_E_QUOTA); /* 3 and 3 pages */
+    assert_false(b->is_pinned);
+    assert_int_equal(sessions_pin(sessions, c), 0);
+    assert_int_equal(sessions_pin(sessions, d), SESSIONS_E_QUOTA); /* a third restore point */
+    pinned = sessions_pinned(sessions, UID);
+    assert_int_equal(pinned.has.n_pages, 3 + 1);
+    assert_int_equal(pinned.has.n_states, 2);
+    assert_int_equal(pinned.max.n_pages, 5);
+    assert_int_equal(sessions_pin(sessions, other), 0);
+    assert_int_equal(sessions_pinned(sessions, UID + 1).has.n_pages, 3);
+    sessions_unpin(sessions, c);
+    assert_int_equal(sessions_pin(sessions, d), 0);
+    sessions_unpin(sessions, d);
+    /* What is pinned grows no further than that either. */
+    assert_int_equal(sessions_extend(sessions, a, tokens, N_CONTEXT), 0);
+    serve(a, 5);
+    sessions_hold_again(sessions, a);
+    assert_int_equal(sessions_pinned(sessions, UID).has.n_pages, 5);
+    serve(a, 6);
+    sessions_hold_again(sessions, a);
+    assert_int_equal(sessions_pinned(sessions, UID).has.n_pages, 5);
+    close_rig();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_name_is_one_session_of_one_user),
@@ -300,6 +348,7 @@ int main(void) {
         cmocka_unit_test(what_is_longer_than_the_context_is_kept_and_not_looked_for),
         cmocka_unit_test(tokens_of_a_users_sessions_are_counted_together),
         cmocka_unit_test(pins_have_a_limit_of_pages_and_of_restore_points),
+        cmocka_unit_test(pins_of_one_user_leave_room_for_those_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,8 +170,11 @@ static int open_shelf(struct lookup *lookup) {
 }
 
 static int open_restores(struct lookup *lookup) {
-    struct kv_restores_options options = {
-        .store = lookup->full, .shelf = lookup->shelf, .n_restores = RESTORES, .n_pages_max = LOOKUP_CHAIN_PAGES};
+    struct kv_restores_options options = {.store = lookup->full,
+                                          .shelf = lookup->shelf,
+                                          .now_us = now_us,
+                                          .n_restores = RESTORES,
+                                          .n_pages_max = LOOKUP_CHAIN_PAGES};
     int r = kv_restores_open(&options, &lookup->on_device);
 
     options.store = lookup->empty;
