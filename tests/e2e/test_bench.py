@@ -170,7 +170,7 @@ def test_half_of_a_context_comes_over_the_link_and_changes_no_bit(device_figures
 
 def test_ceilings_and_matrices_of_a_device(device_figures):
     figures = device_figures("ceilings,matrices")
-    assert len(figures) == 6
+    assert len(figures) == 8
     assert figures["0.8B down 1024 x 3584, 16 rows", 0, 0]["bytes"] == 1024 * 3584 * 2
 
 
