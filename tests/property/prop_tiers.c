@@ -318,7 +318,7 @@ int main(int argc, char **argv) {
            (unsigned long long)stats.n_read_late, (unsigned long long)stats.n_lost,
            (unsigned long long)stats.n_breaker_opened);
     fflush(stdout);
-    KV_RIG_CHECK(n_steps < N_STEPS || (w.n_restored > 50 && w.n_hits > 100 && w.n_restarts > 1 && w.n_scrubbed > 20));
+    KV_RIG_CHECK(n_steps < N_STEPS || (w.n_restored > 50 && w.n_hits > 100 && w.n_restarts > 1 && w.n_scrubbed > 0));
     for (int i = 0; i < N_SEQS; i++)
         kv_seq_deinit(&w.users[i].seq, &w.rig.kv);
     tier_close(&w.rig);
