@@ -1,26 +1,18 @@
-/* gdn: the gated delta net and the commit of a frozen pass. A CTA has one value head of one seg; four neighbouring lanes
- * share a row of S, a quarter of the key dimension each, in registers. Only the step form exists, also for prefill, and
- * commit runs the same step: a state is the same bits whichever way its rows came. */
-#include "util.cuh"
+/* gdn: the gated delta net of a verify block in step form, and the commit of a frozen pass. A CTA has one value head of one
+ * seg; four neighbouring lanes share a row of S, a quarter of the key dimension each, in registers. Commit runs the same
+ * step: a state is the same bits whichever way its rows came. Prefill is gdn_chunk.cu's. */
+#include "gdn.cuh"
 
 #include <errno.h>
 
 enum {
-    DK = 128, /* key dimension of every model of the family */
-    DV_MAX = 128,
     QUARTER = DK / 4,
-    RUN_ROWS = BLOCK_ROWS_MAX, /* longer segs are cut into runs of this many rows */
-    TAPS_MAX = 8,
+    RUN_ROWS = BLOCK_ROWS_MAX, /* of a seg */
     THREADS = DV_MAX * 4,
 };
 
-struct shape {
-    int hk, hv, dv, taps, conv_dim;
-    size_t layer_bytes, s_bytes, slot_bytes;
-};
-
-static struct shape shape_of(const struct state_view *s) {
-    struct shape shape = {};
+static struct gdn_shape shape_of(const struct state_view *s) {
+    struct gdn_shape shape = {};
 
     shape.hk = s->n_k_heads;
     shape.hv = s->n_v_heads;
@@ -39,11 +31,6 @@ static bool shape_is_sound(const struct state_view *s) {
 }
 static bool shape_is_built(const struct state_view *s) {
     return s->head_dim_k == DK && s->head_dim_v % 32 == 0 && s->head_dim_v <= DV_MAX;
-}
-
-__device__ static inline char *state_at(const struct shape &shape, const struct state_view &state, int slot,
-                                        int layer) {
-    return (char *)state.arena + (size_t)slot * shape.slot_bytes + (size_t)layer * shape.layer_bytes;
 }
 
 /* ---- the step ----------------------------------------------------------------------------------------------------- */
@@ -83,18 +70,10 @@ __device__ static inline float l2_factor(const float *x) {
 
     for (int i = (int)threadIdx.x % 32; i < DK; i += 32)
         sum = fmaf(x[i], x[i], sum);
-    return rsqrtf(warp_sum(sum) + 1e-6f);
+    return gdn_l2_factor(warp_sum(sum));
 }
 
 /* ---- gdn ---------------------------------------------------------------------------------------------------------- */
-
-struct gdn_op {
-    struct gdn_args args;
-    struct batch batch;
-    struct state_view state;
-    struct gdn_record record;
-    struct shape shape;
-};
 
 struct gdn_shared {
     float window[TAPS_MAX - 1 + RUN_ROWS][2 * DK + DV_MAX]; /* raw conv inputs of q, k, v; oldest first */
@@ -105,7 +84,7 @@ struct gdn_shared {
 };
 
 /* Channel ch of the head's own 2 DK + dv among all conv channels. */
-__device__ static inline int channel_of(const struct shape &shape, int head, int ch) {
+__device__ static inline int channel_of(const struct gdn_shape &shape, int head, int ch) {
     int key_head = head / (shape.hv / shape.hk);
 
     if (ch < DK)
@@ -117,7 +96,7 @@ __device__ static inline int channel_of(const struct shape &shape, int head, int
 
 /* Key heads are shared by value heads: the first of them records q's and k's. */
 __device__ static void record_rows(const struct gdn_op &op, const struct gdn_shared *sh, int head, int row0, int n) {
-    const struct shape &shape = op.shape;
+    const struct gdn_shape &shape = op.shape;
     const int group = shape.hv / shape.hk, n_ch = 2 * DK + shape.dv, first = head % group == 0 ? 0 : 2 * DK;
     const size_t layer_row = (size_t)op.args.layer * (size_t)op.batch.n_rows_max + (size_t)row0;
     const size_t kv_width = (size_t)(shape.hk * DK + shape.hv * shape.dv);
@@ -143,38 +122,31 @@ __device__ static void record_rows(const struct gdn_op &op, const struct gdn_sha
     }
 }
 
-__device__ static void gates(const struct gdn_op &op, struct gdn_shared *sh, int head, int row, int t) {
-    const float *ba = op.args.ba + (size_t)row * 2 * (size_t)op.shape.hv;
-    float x = ba[op.shape.hv + head] + op.args.dt_bias[head];
-    float softplus = x > 20 ? x : log1pf(expf(x));
-
-    sh->g[t] = op.args.neg_a[head] * softplus;
-    sh->decay[t] = expf(sh->g[t]);
-    sh->beta[t] = sigmoid(ba[head]);
-}
-
-/* n rows from row0 on; the window holds the columns before them. s: this thread's part of S. */
+/* The seg's n rows from row0 on; the window holds the columns before them. s: this thread's part of S. */
 __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, int head, int row0, int n,
                                 float s[QUARTER]) {
-    const struct gdn_args *a = &op.args;
-    const struct shape &shape = op.shape;
+    const struct gdn_shape &shape = op.shape;
     const int n_ch = 2 * DK + shape.dv, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int v = (int)threadIdx.x / 4;
-    const size_t z_at = (size_t)(row0 + warp) * (size_t)a->mz_stride + (size_t)(shape.conv_dim + head * shape.dv);
-    float z[DV_MAX / 32]; /* of the row that this warp finishes */
+    float z[LANE_VALUES]; /* of the row that this warp finishes */
 
-    static_assert(RUN_ROWS == THREADS / 32, "a warp finishes one row of a run");
+    static_assert(RUN_ROWS == THREADS / 32, "a warp finishes one row");
 #pragma unroll
-    for (int i = 0; i < DV_MAX / 32; i++)
-        z[i] = warp < n && i * 32 < shape.dv ? bf16_load(a->mz, z_at + (size_t)(i * 32 + lane)) : 0;
+    for (int i = 0; i < LANE_VALUES; i++)
+        z[i] = warp < n && i * 32 < shape.dv
+                   ? bf16_load(op.args.mz, gdn_z_at(op, head, row0 + warp) + (size_t)(i * 32 + lane))
+                   : 0;
     for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
         int t = i / n_ch, ch = i % n_ch;
 
         sh->window[shape.taps - 1 + t][ch] =
-            bf16_load(a->mz, (size_t)(row0 + t) * (size_t)a->mz_stride + (size_t)channel_of(shape, head, ch));
+            bf16_load(op.args.mz, (size_t)(row0 + t) * (size_t)op.args.mz_stride + (size_t)channel_of(shape, head, ch));
     }
-    if ((int)threadIdx.x < n)
-        gates(op, sh, head, row0 + (int)threadIdx.x, (int)threadIdx.x);
+    if ((int)threadIdx.x < n) {
+        sh->g[threadIdx.x] = gdn_g(op, head, row0 + (int)threadIdx.x);
+        sh->decay[threadIdx.x] = expf(sh->g[threadIdx.x]);
+        sh->beta[threadIdx.x] = gdn_beta(op, head, row0 + (int)threadIdx.x);
+    }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
         int t = i / n_ch, ch = i % n_ch;
@@ -182,13 +154,11 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
 
         for (int j = 0; j < shape.taps; j++)
             sum = fmaf(sh->conv[ch][j], sh->window[t + j][ch], sum);
-        sh->c[t][ch] = round_bf16(sum * sigmoid(sum));
+        sh->c[t][ch] = gdn_activated(sum);
     }
     __syncthreads();
-    if (a->mode == GDN_FROZEN) {
-        record_rows(op, sh, head, row0, n);
-        __syncthreads();
-    }
+    record_rows(op, sh, head, row0, n);
+    __syncthreads();
     for (int i = warp; i < 2 * n; i += THREADS / 32) { /* q and k of each row */
         float *x = &sh->c[i / 2][i % 2 * DK], factor = l2_factor(x) * (i % 2 == 0 ? rsqrtf((float)DK) : 1.0f);
 
@@ -212,35 +182,22 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
         }
     __syncthreads();
     if (warp < n) {
-        const size_t out = ((size_t)(row0 + warp) * (size_t)shape.hv + (size_t)head) * (size_t)shape.dv;
-        const float *o = sh->o[warp];
-        float sum = 0, scale;
+        float o[LANE_VALUES];
 
-        for (int i = lane; i < shape.dv; i += 32)
-            sum = fmaf(o[i], o[i], sum);
-        scale = rsqrtf(warp_sum(sum) / (float)shape.dv + a->eps);
 #pragma unroll
-        for (int j = 0; j < DV_MAX / 32; j++) {
-            const int i = j * 32 + lane;
-            float act = sigmoid(z[j]);
-
-            if (i >= shape.dv)
-                break;
-            if (a->gate == GATE_SILU)
-                act *= z[j];
-            bf16_store(a->out, out + (size_t)i, o[i] * scale * a->norm[i] * act);
-        }
+        for (int i = 0; i < LANE_VALUES; i++)
+            o[i] = i * 32 < shape.dv ? sh->o[warp][i * 32 + lane] : 0;
+        gdn_finish(op, head, row0 + warp, o, z);
     }
-    __syncthreads();
 }
 
 __global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
     extern __shared__ char smem[];
     struct gdn_shared *sh = (struct gdn_shared *)smem;
-    const struct shape &shape = op.shape;
+    const struct gdn_shape &shape = op.shape;
     const int seg = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, n_before = shape.taps - 1;
     const int n_ch = 2 * DK + shape.dv, v = (int)threadIdx.x / 4;
-    float s[QUARTER] = {}, *s_row;
+    float s[QUARTER] = {};
     int n_segs, slot, row0, n_rows;
     char *state;
 
@@ -255,82 +212,43 @@ __global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
     slot = op.batch.seg_slot[seg];
     row0 = op.batch.seg_row[seg];
     n_rows = op.batch.seg_row[seg + 1] - row0;
-    if (seg >= n_segs)
+    if (seg >= n_segs || n_rows > RUN_ROWS)
         return;
-    state = state_at(shape, op.state, op.state.live[slot], op.args.layer);
-    s_row = (float *)state + ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
+    state = gdn_state_at(shape, op.state, op.state.live[slot], op.args.layer);
     if (v < shape.dv)
-        load_quarter(s, s_row);
+        load_quarter(s, (const float *)state + ((size_t)head * (size_t)shape.dv + (size_t)v) * DK);
     for (int i = (int)threadIdx.x; i < n_before * n_ch; i += THREADS)
         sh->window[i / n_ch][i % n_ch] =
             bf16_load(state + shape.s_bytes,
                       (size_t)(i / n_ch) * (size_t)shape.conv_dim + (size_t)channel_of(shape, head, i % n_ch));
     __syncthreads();
-    for (int t = 0; t < n_rows; t += RUN_ROWS) {
-        int n = min(RUN_ROWS, n_rows - t);
-
-        run_rows(op, sh, head, row0 + t, n, s);
-        if (t + n == n_rows)
-            break;
-        for (int c = 0; c < n_before; c++) /* a run that another follows is full: nothing overlaps */
-            for (int ch = (int)threadIdx.x; ch < n_ch; ch += THREADS)
-                sh->window[c][ch] = sh->window[n + c][ch];
-        __syncthreads();
-    }
-    if (op.args.mode == GDN_ADVANCE && v < shape.dv)
-        store_quarter(s_row, s);
-}
-
-/* Columns := the last taps - 1 of (columns ++ n rows of m), of one channel. `to` may be `from`. */
-__device__ static void conv_shift(const struct shape &shape, const char *from, char *to, const void *m, size_t m_stride,
-                                  int n, int ch) {
-    float v[TAPS_MAX];
-
-    for (int c = 0; c < shape.taps - 1; c++) {
-        int src = n + c;
-
-        v[c] = src < shape.taps - 1 ? bf16_load(from, (size_t)src * (size_t)shape.conv_dim + (size_t)ch)
-                                    : bf16_load(m, (size_t)(src - (shape.taps - 1)) * m_stride + (size_t)ch);
-    }
-    for (int c = 0; c < shape.taps - 1; c++)
-        bf16_store(to, (size_t)c * (size_t)shape.conv_dim + (size_t)ch, v[c]);
-}
-
-/* A pass of its own: value heads of one key head all read its columns before they move. */
-__global__ static void gdn_conv(struct gdn_op op) {
-    int seg = (int)blockIdx.y, ch = (int)(blockIdx.x * blockDim.x + threadIdx.x), row0;
-    char *columns;
-
-    if (seg >= *op.batch.n_segs || ch >= op.shape.conv_dim)
-        return;
-    row0 = op.batch.seg_row[seg];
-    columns = state_at(op.shape, op.state, op.state.live[op.batch.seg_slot[seg]], op.args.layer) + op.shape.s_bytes;
-    conv_shift(op.shape, columns, columns, (const bf16 *)op.args.mz + (size_t)row0 * (size_t)op.args.mz_stride,
-               (size_t)op.args.mz_stride, op.batch.seg_row[seg + 1] - row0, ch);
+    run_rows(op, sh, head, row0, n_rows, s);
 }
 
 static void launch_gdn(const struct launch *launch, const void *args) {
     const struct gdn_op *op = (const struct gdn_op *)args;
 
+    if (op->args.mode == GDN_ADVANCE) {
+        gdn_advance_launch(launch, op);
+        return;
+    }
     cudaFuncSetAttribute(gdn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct gdn_shared));
     launch_early(launch->stream, true, gdn, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
                  (int)sizeof(struct gdn_shared), *op);
-    if (op->args.mode == GDN_ADVANCE)
-        gdn_conv<<<dim3((unsigned)div_ceil((uint64_t)op->shape.conv_dim, 256), (unsigned)op->batch.n_segs_max), 256, 0,
-                   launch->stream>>>(*op);
 }
 
-/* -ENOTSUP: head dimensions that no model of the family has. */
+/* -ENOTSUP: shapes that no model of the family has. */
 int cuda_gdn(struct program *program, const struct gdn_args *args) {
     struct gdn_op op = {*args, *args->batch, *args->state, {}, shape_of(args->state)};
 
     if (!shape_is_sound(args->state) || (args->mode == GDN_FROZEN && args->record == NULL))
         return -EINVAL;
-    if (!shape_is_built(args->state))
+    if (!shape_is_built(args->state) || (args->mode == GDN_ADVANCE && !gdn_advance_is_built(args)))
         return -ENOTSUP;
     if (args->record != NULL)
         op.record = *args->record;
-    return cuda_program_add(program, launch_gdn, &op, sizeof op, 0);
+    return cuda_program_add(program, launch_gdn, &op, sizeof op,
+                            args->mode == GDN_ADVANCE ? gdn_advance_scratch_bytes(&op) : 0);
 }
 
 /* ---- commit ------------------------------------------------------------------------------------------------------- */
@@ -340,13 +258,13 @@ struct commit_op {
     struct batch batch;
     struct state_view state;
     struct gdn_record record;
-    struct shape shape;
+    struct gdn_shape shape;
 };
 
 /* One head's S and its share of the layer's conv columns. */
 __global__ static void __launch_bounds__(THREADS, 1) gdn_commit(struct commit_op op) {
     __shared__ float k[RUN_ROWS][DK], decay[RUN_ROWS], beta[RUN_ROWS];
-    const struct shape &shape = op.shape;
+    const struct gdn_shape &shape = op.shape;
     const int head = (int)blockIdx.x, seg = (int)blockIdx.y, layer = (int)blockIdx.z, v = (int)threadIdx.x / 4;
     const size_t kv_width = (size_t)(shape.hk * DK + shape.hv * shape.dv);
     int n, snapshot, slot, ch_begin, ch_end;
@@ -366,8 +284,8 @@ __global__ static void __launch_bounds__(THREADS, 1) gdn_commit(struct commit_op
     kv = op.record.kv + row * kv_width;
     gb = op.record.g_beta + row * 2 * (size_t)shape.hv;
     m = (const bf16 *)op.record.m + row * (size_t)shape.conv_dim;
-    live = state_at(shape, op.state, op.state.live[slot], layer);
-    rolling = state_at(shape, op.state, op.state.rolling[slot], layer);
+    live = gdn_state_at(shape, op.state, op.state.live[slot], layer);
+    rolling = gdn_state_at(shape, op.state, op.state.rolling[slot], layer);
     s_at = ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
 
     for (int i = (int)threadIdx.x; i < n * DK; i += THREADS)
@@ -400,8 +318,9 @@ __global__ static void __launch_bounds__(THREADS, 1) gdn_commit(struct commit_op
     ch_end = (int)((int64_t)shape.conv_dim * (head + 1) / shape.hv);
     for (int ch = ch_begin + (int)threadIdx.x; ch < ch_end; ch += THREADS) {
         if (snapshot > 0)
-            conv_shift(shape, live + shape.s_bytes, rolling + shape.s_bytes, m, (size_t)shape.conv_dim, snapshot, ch);
-        conv_shift(shape, live + shape.s_bytes, live + shape.s_bytes, m, (size_t)shape.conv_dim, n, ch);
+            gdn_conv_shift(shape, live + shape.s_bytes, rolling + shape.s_bytes, m, (size_t)shape.conv_dim, snapshot,
+                           ch);
+        gdn_conv_shift(shape, live + shape.s_bytes, live + shape.s_bytes, m, (size_t)shape.conv_dim, n, ch);
     }
 }
 

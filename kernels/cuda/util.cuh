@@ -80,6 +80,13 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], const void *share
                  : "r"((unsigned)__cvta_generic_to_shared(shared))
                  : "memory");
 }
+/* Of a card from compute capability 9.0 on. */
+__device__ static inline void stmatrix_x4_trans(void *shared, const uint32_t r[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(shared)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
 __device__ static inline uint32_t pack_bf16(float low, float high) {
     __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
 
