@@ -256,7 +256,9 @@ struct linear_args {
 };
 
 /* Gated delta net of one layer: causal conv + SiLU, q/k l2 norm, gates, recurrence, gated norm (qwen3_5 spec 3.4).
- * FROZEN reads the live state and writes records only; ADVANCE (prefill) also writes S and the conv columns back. */
+ * FROZEN (at most BLOCK_ROWS_MAX rows a seg) reads the live state and writes records only; ADVANCE (prefill) also writes S
+ * and the conv columns back. FROZEN rows and their commit have the same bits in blocks of any length; ADVANCE has the same
+ * bits in pieces that end at positions that are multiples of PAGE_TOKENS, and need not have those of FROZEN. */
 enum gdn_mode { GDN_ADVANCE, GDN_FROZEN };
 enum gate_act { GATE_SILU, GATE_SIGMOID };
 struct gdn_record { /* of a FROZEN pass, all layers; what commit replays */

@@ -78,7 +78,7 @@ static int cuda_open(const struct backend_options *options, struct device **ret_
     device->caps.n_threads = 1;
     device->is_sm90 = prop.major == 9 && prop.minor == 0;
     device->n_multiprocessors = prop.multiProcessorCount;
-    snprintf(device->caps.kernel_path, sizeof device->caps.kernel_path, "cuda-mma-%d%d", prop.major, prop.minor);
+    snprintf(device->caps.kernel_path, sizeof device->caps.kernel_path, "cuda-chunk64-%d%d", prop.major, prop.minor);
     r = cuda_result(device, cudaSetDevice(0));
     if (r == 0)
         r = cuda_result(device, cudaStreamCreateWithFlags(&device->load, cudaStreamNonBlocking));
