@@ -168,13 +168,14 @@ __device__ static inline void split_operand(uint32_t high[4], uint32_t low[4], c
     split_bf16(&high[3], &low[3], d[1][2], d[1][3]);
 }
 
-/* d += (high + low) . b, b exact. */
-__device__ static inline void mma_split(float d[2][4], const uint32_t high[4], const uint32_t low[4],
-                                        const uint32_t b[4]) {
-    mma_bf16(d[0], low, b[0], b[1]);
-    mma_bf16(d[1], low, b[2], b[3]);
-    mma_bf16(d[0], high, b[0], b[1]);
-    mma_bf16(d[1], high, b[2], b[3]);
+/* d += a . b, pair after pair of squares: a square is met again only after all others, when its last sum is there. */
+template <int PAIRS>
+__device__ static inline void mma_pairs(float d[2 * PAIRS][4], const uint32_t a[4], const uint32_t b[PAIRS][4]) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        mma_bf16(d[2 * p], a, b[p][0], b[p][1]);
+        mma_bf16(d[2 * p + 1], a, b[p][2], b[p][3]);
+    }
 }
 
 /* ---- solve: X and A of a chunk and a value head ---------------------------------------------------------------------- */
@@ -378,27 +379,36 @@ __device__ static void load_stage(const struct chunk_op &op, int slot, int head,
     copy_commit();
 }
 
-/* d += src . tile^T, tile zero above the diagonal; both in two parts. */
+/* d += src . tile^T of the columns 16 STEP to 16 STEP + 15 of a tile that is zero above the diagonal; both in two parts. */
+template <int STEP>
+__device__ static inline void mma_lower_step(float d[CHUNK / 8][4], const float src[CHUNK / 8][4],
+                                             bf16 tile[2][CHUNK * CHUNK]) {
+    constexpr int PAIRS = CHUNK / 16 - STEP;
+    uint32_t high[4], low[4], b[PAIRS][4];
+
+    split_operand(high, low, &src[2 * STEP]);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+        load_rows<CHUNK>(b[p], tile[1], STEP + p, STEP);
+    mma_pairs<PAIRS>(&d[2 * STEP], high, b);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++)
+        load_rows<CHUNK>(b[p], tile[0], STEP + p, STEP);
+    mma_pairs<PAIRS>(&d[2 * STEP], low, b);
+    mma_pairs<PAIRS>(&d[2 * STEP], high, b);
+}
 __device__ static inline void mma_lower(float d[CHUNK / 8][4], const float src[CHUNK / 8][4],
                                         bf16 tile[2][CHUNK * CHUNK]) {
-#pragma unroll
-    for (int step = 0; step < CHUNK / 16; step++) {
-        uint32_t high[4], low[4], b_high[4], b_low[4];
-
-        split_operand(high, low, &src[2 * step]);
-#pragma unroll
-        for (int p = step; p < CHUNK / 16; p++) {
-            load_rows<CHUNK>(b_high, tile[0], p, step);
-            load_rows<CHUNK>(b_low, tile[1], p, step);
-            mma_bf16(d[2 * p], high, b_low[0], b_low[1]);
-            mma_bf16(d[2 * p + 1], high, b_low[2], b_low[3]);
-            mma_split(&d[2 * p], high, low, b_high);
-        }
-    }
+    static_assert(CHUNK == 64, "four steps");
+    mma_lower_step<0>(d, src, tile);
+    mma_lower_step<1>(d, src, tile);
+    mma_lower_step<2>(d, src, tile);
+    mma_lower_step<3>(d, src, tile);
 }
 
 /* One chunk. s: S's rows of the warp; out: of the chunk's first row and the first of them. */
 __device__ static void advance(const struct gdn_op &op, struct stage *stage, int n, float s[DK / 8][4], bf16 *out) {
+    constexpr int PAIRS = 4; /* of squares of S at a time */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const struct row_factors *by = &stage->factors;
     float t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {}, o[CHUNK / 8][4] = {};
@@ -410,16 +420,19 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
 
 #pragma unroll
     for (int step = 0; step < DK / 16; step++) { /* S K^T, S Q^T */
-        uint32_t b[4];
+        uint32_t b[CHUNK / 16][4];
 
         split_operand(high[0], low[0], &s[2 * step]);
 #pragma unroll
-        for (int p = 0; p < CHUNK / 16; p++) {
-            load_rows<DK>(b, stage->k, p, step);
-            mma_split(&t[2 * p], high[0], low[0], b);
-            load_rows<DK>(b, stage->q, p, step);
-            mma_split(&o[2 * p], high[0], low[0], b);
-        }
+        for (int p = 0; p < CHUNK / 16; p++)
+            load_rows<DK>(b[p], stage->k, p, step);
+        mma_pairs<CHUNK / 16>(t, low[0], b);
+        mma_pairs<CHUNK / 16>(t, high[0], b);
+#pragma unroll
+        for (int p = 0; p < CHUNK / 16; p++)
+            load_rows<DK>(b[p], stage->q, p, step);
+        mma_pairs<CHUNK / 16>(o, low[0], b);
+        mma_pairs<CHUNK / 16>(o, high[0], b);
     }
 #pragma unroll
     for (int p = 0; p < CHUNK / 16; p++) {
@@ -474,21 +487,24 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
         split_operand(high[step], low[step], &u[2 * step]);
     }
 #pragma unroll
-    for (int p = 0; p < DK / 16; p++) { /* S <- decay S + U^T K, added to nearest */
-        float sum[2][4] = {};
+    for (int first = 0; first < DK / 16; first += PAIRS) { /* S <- decay S + U^T K, added to nearest */
+        float sum[2 * PAIRS][4] = {};
 
 #pragma unroll
         for (int step = 0; step < CHUNK / 16; step++) {
-            uint32_t b[4];
+            uint32_t b[PAIRS][4];
 
-            load_columns<DK>(b, stage->k, p, step);
-            mma_split(sum, high[step], low[step], b);
+#pragma unroll
+            for (int p = 0; p < PAIRS; p++)
+                load_columns<DK>(b[p], stage->k, first + p, step);
+            mma_pairs<PAIRS>(sum, low[step], b);
+            mma_pairs<PAIRS>(sum, high[step], b);
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 2 * PAIRS; i++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                s[2 * p + i][c] = fmaf(by->decay, s[2 * p + i][c], sum[i][c]);
+                s[2 * first + i][c] = fmaf(by->decay, s[2 * first + i][c], sum[i][c]);
     }
 }
 
