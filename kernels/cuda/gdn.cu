@@ -17,7 +17,6 @@ static struct gdn_shape shape_of(const struct state_view *s) {
     shape.hk = s->n_k_heads;
     shape.hv = s->n_v_heads;
     shape.dv = s->head_dim_v;
-    shape.taps = s->conv_taps;
     shape.conv_dim = state_conv_dim(s);
     shape.layer_bytes = state_layer_bytes(s, DTYPE_BF16);
     shape.s_bytes = (size_t)s->n_v_heads * (size_t)s->head_dim_v * (size_t)s->head_dim_k * sizeof(float);
@@ -27,10 +26,10 @@ static struct gdn_shape shape_of(const struct state_view *s) {
 
 static bool shape_is_sound(const struct state_view *s) {
     return s->n_k_heads > 0 && s->n_v_heads > 0 && s->n_v_heads % s->n_k_heads == 0 && s->head_dim_k > 0 &&
-           s->head_dim_v > 0 && s->conv_taps >= 2 && s->conv_taps <= TAPS_MAX;
+           s->head_dim_v > 0 && s->conv_taps > 0;
 }
 static bool shape_is_built(const struct state_view *s) {
-    return s->head_dim_k == DK && s->head_dim_v % 32 == 0 && s->head_dim_v <= DV_MAX;
+    return s->head_dim_k == DK && s->head_dim_v % 32 == 0 && s->head_dim_v <= DV_MAX && s->conv_taps == TAPS;
 }
 
 /* ---- the step ----------------------------------------------------------------------------------------------------- */
@@ -76,10 +75,10 @@ __device__ static inline float l2_factor(const float *x) {
 /* ---- gdn ---------------------------------------------------------------------------------------------------------- */
 
 struct gdn_shared {
-    float window[TAPS_MAX - 1 + RUN_ROWS][2 * DK + DV_MAX]; /* raw conv inputs of q, k, v; oldest first */
-    float c[RUN_ROWS][2 * DK + DV_MAX];                     /* after conv and SiLU */
+    float window[TAPS - 1 + RUN_ROWS][2 * DK + DV_MAX]; /* raw conv inputs of q, k, v; oldest first */
+    float c[RUN_ROWS][2 * DK + DV_MAX];                 /* after conv and SiLU */
     float o[RUN_ROWS][DV_MAX];
-    float conv[2 * DK + DV_MAX][TAPS_MAX];
+    float conv[2 * DK + DV_MAX][TAPS];
     float g[RUN_ROWS], decay[RUN_ROWS], beta[RUN_ROWS];
 };
 
@@ -108,7 +107,7 @@ __device__ static void record_rows(const struct gdn_op &op, const struct gdn_sha
         if (ch < first)
             continue;
         bf16_store(op.record.m, (layer_row + (size_t)t) * (size_t)shape.conv_dim + (size_t)channel_of(shape, head, ch),
-                   sh->window[shape.taps - 1 + t][ch]);
+                   sh->window[TAPS - 1 + t][ch]);
         if (ch >= 2 * DK)
             kv[shape.hk * DK + head * shape.dv + ch - 2 * DK] = sh->c[t][ch];
         else if (ch >= DK)
@@ -139,7 +138,7 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
     for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
         int t = i / n_ch, ch = i % n_ch;
 
-        sh->window[shape.taps - 1 + t][ch] =
+        sh->window[TAPS - 1 + t][ch] =
             bf16_load(op.args.mz, (size_t)(row0 + t) * (size_t)op.args.mz_stride + (size_t)channel_of(shape, head, ch));
     }
     if ((int)threadIdx.x < n) {
@@ -152,7 +151,7 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
         int t = i / n_ch, ch = i % n_ch;
         float sum = 0;
 
-        for (int j = 0; j < shape.taps; j++)
+        for (int j = 0; j < TAPS; j++)
             sum = fmaf(sh->conv[ch][j], sh->window[t + j][ch], sum);
         sh->c[t][ch] = gdn_activated(sum);
     }
@@ -195,17 +194,17 @@ __global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
     extern __shared__ char smem[];
     struct gdn_shared *sh = (struct gdn_shared *)smem;
     const struct gdn_shape &shape = op.shape;
-    const int seg = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, n_before = shape.taps - 1;
+    const int seg = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, n_before = TAPS - 1;
     const int n_ch = 2 * DK + shape.dv, v = (int)threadIdx.x / 4;
     float s[QUARTER] = {};
     int n_segs, slot, row0, n_rows;
     char *state;
 
     may_launch_next();
-    for (int i = (int)threadIdx.x; i < n_ch * shape.taps; i += THREADS) { /* no kernel writes these */
-        const int ch = i / shape.taps, tap = i % shape.taps;
+    for (int i = (int)threadIdx.x; i < n_ch * TAPS; i += THREADS) { /* no kernel writes these */
+        const int ch = i / TAPS, tap = i % TAPS;
 
-        sh->conv[ch][tap] = op.args.conv[(size_t)channel_of(shape, head, ch) * (size_t)shape.taps + (size_t)tap];
+        sh->conv[ch][tap] = op.args.conv[(size_t)channel_of(shape, head, ch) * (size_t)TAPS + (size_t)tap];
     }
     wait_for_previous();
     n_segs = *op.batch.n_segs; /* all loads at once */

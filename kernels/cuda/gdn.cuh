@@ -6,12 +6,12 @@
 enum {
     DK = 128, /* key dimension of every model of the family */
     DV_MAX = 128,
-    TAPS_MAX = 8,
+    TAPS = 4,                  /* of the convolution, likewise */
     LANE_VALUES = DV_MAX / 32, /* of a row that a warp finishes */
 };
 
 struct gdn_shape {
-    int hk, hv, dv, taps, conv_dim;
+    int hk, hv, dv, conv_dim;
     size_t layer_bytes, s_bytes, slot_bytes;
 };
 struct gdn_op {
@@ -84,17 +84,18 @@ __device__ static inline size_t gdn_z_at(const struct gdn_op &op, int head, int 
     return (size_t)row * (size_t)op.args.mz_stride + (size_t)(op.shape.conv_dim + head * op.shape.dv);
 }
 
-/* Columns := the last taps - 1 of (columns ++ n rows of m), of one channel. `to` may be `from`. */
+/* Columns := the last TAPS - 1 of (columns ++ n rows of m), of one channel. `to` may be `from`. */
 __device__ static inline void gdn_conv_shift(const struct gdn_shape &shape, const char *from, char *to, const void *m,
                                              size_t m_stride, int n, int ch) {
-    float v[TAPS_MAX];
+    float v[TAPS - 1];
 
-    for (int c = 0; c < shape.taps - 1; c++) {
+#pragma unroll
+    for (int c = 0; c < TAPS - 1; c++) {
         int src = n + c;
 
-        v[c] = src < shape.taps - 1 ? bf16_load(from, (size_t)src * (size_t)shape.conv_dim + (size_t)ch)
-                                    : bf16_load(m, (size_t)(src - (shape.taps - 1)) * m_stride + (size_t)ch);
+        v[c] = src < TAPS - 1 ? bf16_load(from, (size_t)src * (size_t)shape.conv_dim + (size_t)ch)
+                              : bf16_load(m, (size_t)(src - (TAPS - 1)) * m_stride + (size_t)ch);
     }
-    for (int c = 0; c < shape.taps - 1; c++)
+    for (int c = 0; c < TAPS - 1; c++)
         bf16_store(to, (size_t)c * (size_t)shape.conv_dim + (size_t)ch, v[c]);
 }

@@ -93,20 +93,18 @@ __device__ static inline float2 load_pair(const void *base, size_t i) {
 __global__ static void __launch_bounds__(CONV_THREADS) conv(struct chunk_op op) {
     const struct gdn_shape &shape = op.gdn.shape;
     const struct gdn_args *a = &op.gdn.args;
-    const int ch = ((int)blockIdx.x * CONV_THREADS + (int)threadIdx.x) * 2, lacks = TAPS_MAX - shape.taps;
+    const int ch = ((int)blockIdx.x * CONV_THREADS + (int)threadIdx.x) * 2;
     const int slot = (int)blockIdx.y / (CHUNK / CONV_ROWS), r0 = (int)blockIdx.y % (CHUNK / CONV_ROWS) * CONV_ROWS;
-    float2 w[TAPS_MAX], x[TAPS_MAX - 1 + CONV_ROWS];
+    float2 w[TAPS], x[TAPS - 1 + CONV_ROWS];
     const char *columns;
     struct chunk chunk;
     size_t row0;
 
     may_launch_next();
+    if (ch < shape.conv_dim)
 #pragma unroll
-    for (int j = 0; j < TAPS_MAX; j++) { /* no kernel writes these */
-        const float *from = a->conv + (size_t)ch * (size_t)shape.taps + (size_t)(j - lacks);
-
-        w[j] = j >= lacks && ch < shape.conv_dim ? make_float2(from[0], from[shape.taps]) : make_float2(0, 0);
-    }
+        for (int j = 0; j < TAPS; j++) /* no kernel writes these */
+            w[j] = make_float2(a->conv[ch * TAPS + j], a->conv[(ch + 1) * TAPS + j]);
     wait_for_previous();
     chunk = chunk_at(op, slot);
     if (chunk.n == 0 || ch >= shape.conv_dim)
@@ -115,13 +113,13 @@ __global__ static void __launch_bounds__(CONV_THREADS) conv(struct chunk_op op) 
     columns = gdn_state_at(shape, op.gdn.state, op.gdn.state.live[op.gdn.batch.seg_slot[chunk.seg]], a->layer) +
               shape.s_bytes;
 #pragma unroll
-    for (int i = 0; i < TAPS_MAX - 1 + CONV_ROWS; i++) {
-        const int r = r0 + i - (TAPS_MAX - 1), t = chunk.begin + r; /* of the chunk, of the seg */
+    for (int i = 0; i < TAPS - 1 + CONV_ROWS; i++) {
+        const int r = r0 + i - (TAPS - 1), t = chunk.begin + r; /* of the chunk, of the seg */
 
         x[i] = make_float2(0, 0);
-        if (i < lacks || r >= chunk.n)
+        if (r >= chunk.n)
             continue;
-        x[i] = t < 0 ? load_pair(columns, (size_t)(shape.taps - 1 + t) * (size_t)shape.conv_dim + (size_t)ch)
+        x[i] = t < 0 ? load_pair(columns, (size_t)(TAPS - 1 + t) * (size_t)shape.conv_dim + (size_t)ch)
                      : load_pair(a->mz, (row0 + (size_t)t) * (size_t)a->mz_stride + (size_t)ch);
     }
 #pragma unroll
@@ -130,11 +128,10 @@ __global__ static void __launch_bounds__(CONV_THREADS) conv(struct chunk_op op) 
         float2 sum = make_float2(0, 0);
 
 #pragma unroll
-        for (int j = 0; j < TAPS_MAX; j++)
-            if (j >= lacks) {
-                sum.x = fmaf(w[j].x, x[i + j].x, sum.x);
-                sum.y = fmaf(w[j].y, x[i + j].y, sum.y);
-            }
+        for (int j = 0; j < TAPS; j++) {
+            sum.x = fmaf(w[j].x, x[i + j].x, sum.x);
+            sum.y = fmaf(w[j].y, x[i + j].y, sum.y);
+        }
         *to = r0 + i < chunk.n ? pack_bf16(gdn_activated(sum.x), gdn_activated(sum.y)) : 0;
     }
 }
