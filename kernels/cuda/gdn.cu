@@ -153,7 +153,7 @@ __device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, 
 
         for (int j = 0; j < TAPS; j++)
             sum = fmaf(sh->conv[ch][j], sh->window[t + j][ch], sum);
-        sh->c[t][ch] = gdn_activated(sum);
+        sh->c[t][ch] = round_bf16(gdn_activated(sum));
     }
     __syncthreads();
     record_rows(op, sh, head, row0, n);

@@ -34,9 +34,9 @@ __device__ static inline char *gdn_state_at(const struct gdn_shape &shape, const
 
 /* ---- rows ---------------------------------------------------------------------------------------------------------- */
 
-/* After the convolution. */
+/* After the convolution; to be rounded. */
 __device__ static inline float gdn_activated(float sum) {
-    return round_bf16(sum * sigmoid(sum));
+    return sum * sigmoid(sum);
 }
 
 __device__ static inline float gdn_g(const struct gdn_op &op, int head, int row) {

@@ -10,8 +10,14 @@ __device__ static inline float bf16_load(const void *base, size_t i) {
 __device__ static inline void bf16_store(void *base, size_t i, float v) {
     ((bf16 *)base)[i] = __float2bfloat16_rn(v);
 }
+__device__ static inline uint32_t pack_bf16(float low, float high) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+
+    return *(uint32_t *)&v;
+}
+/* In the upper half of a pair it is a float already; and pairs are converted at several times the rate of single values. */
 __device__ static inline float round_bf16(float v) {
-    return __bfloat162float(__float2bfloat16_rn(v));
+    return __uint_as_float(pack_bf16(0, v));
 }
 __device__ static inline float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
@@ -87,17 +93,10 @@ __device__ static inline void stmatrix_x4_trans(void *shared, const uint32_t r[4
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
-__device__ static inline uint32_t pack_bf16(float low, float high) {
-    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-
-    return *(uint32_t *)&v;
-}
 /* Two values as the sum of two bf16 each. */
 __device__ static inline void split_bf16(uint32_t *high, uint32_t *low, float a, float b) {
-    float a_high = round_bf16(a), b_high = round_bf16(b);
-
-    *high = pack_bf16(a_high, b_high);
-    *low = pack_bf16(a - a_high, b - b_high);
+    *high = pack_bf16(a, b);
+    *low = pack_bf16(a - __uint_as_float(*high << 16), b - __uint_as_float(*high & 0xffff0000u));
 }
 
 /* ---- overlap of two kernels in a row: the first says when the second may begin, and the second, if it was launched so,
