@@ -8,9 +8,11 @@
  * where one token follows itself.
  *
  * Products run on the matrix unit in bf16. q, k and v are bf16 as the convolution leaves them, and exact; the norms of q and
- * k are factors of rows, applied to the products. What is f32 enters as two parts (split_bf16). Nothing is rounded but o.
+ * k are factors of rows, applied to the products. What is f32 enters as three parts, which hold all of its bits: with two, one
+ * in 300 values of o would be rounded to another bf16 than the step form's, with three one in 10,000. The matrix unit cuts its
+ * sums off, so the products of the first parts are summed over 64 columns at a time and added to nearest, the small ones apart.
  *
- * conv, solve and scan take a slab of chunks at a time, so that what they leave each other stays in the L2 cache. */
+ * conv, solve and scan take a slab of chunks at a time, so that what they leave each other is in the L2 cache still. */
 #include "gdn.cuh"
 
 enum {
@@ -22,6 +24,8 @@ enum {
     SCAN_WARPS = 4,
     SLICE = SCAN_WARPS * 16, /* rows of S of a CTA of scan */
     FINISH_WARPS = 8,
+    CHAIN = 4,                /* steps of 16 columns that the matrix unit sums up */
+    PARTS = 3,                /* of a float: bf16 that sum up to it, by falling size */
     FLOAT_STRIDE = CHUNK + 8, /* of a matrix of floats in shared memory: keeps banks apart */
 };
 
@@ -33,10 +37,9 @@ struct row_factors {
     float write[CHUNK];     /* D to the end, and the norm of k: of u in S */
     float decay, unused[3]; /* E of the whole chunk */
 };
-/* What solve leaves to scan of a chunk and a value head: X and A, high and low parts, blocks of 16 x 16 on and below the
- * diagonal. */
+/* What solve leaves to scan of a chunk and a value head: the parts of X and A, blocks of 16 x 16 on and below the diagonal. */
 struct chunk_head {
-    bf16 x[2][CHUNK][CHUNK], a[2][CHUNK][CHUNK];
+    bf16 x[PARTS][CHUNK][CHUNK], a[PARTS][CHUNK][CHUNK];
     struct row_factors factors;
 };
 
@@ -157,12 +160,25 @@ template <int WIDTH> __device__ static inline void load_columns(uint32_t b[4], b
     ldmatrix_x4_trans(b, unit_of<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, p * 2 + lane / 16));
 }
 
-/* A result, 16 rows by 16 columns in two squares, as the A operand of the next product, in two parts. */
-__device__ static inline void split_operand(uint32_t high[4], uint32_t low[4], const float d[2][4]) {
-    split_bf16(&high[0], &low[0], d[0][0], d[0][1]);
-    split_bf16(&high[1], &low[1], d[0][2], d[0][3]);
-    split_bf16(&high[2], &low[2], d[1][0], d[1][1]);
-    split_bf16(&high[3], &low[3], d[1][2], d[1][3]);
+__device__ static inline void split_pair(uint32_t parts[PARTS], float a, float b) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        parts[part] = pack_bf16(a, b);
+        a -= __uint_as_float(parts[part] << 16);
+        b -= __uint_as_float(parts[part] & 0xffff0000u);
+    }
+}
+/* A result, 16 rows by 16 columns in two squares, as the A operand of the next product. */
+__device__ static inline void split_operand(uint32_t parts[PARTS][4], const float d[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t pair[PARTS];
+
+        split_pair(pair, d[i / 2][i % 2 * 2], d[i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            parts[part][i] = pair[part];
+    }
 }
 
 /* d += a . b, pair after pair of squares: a square is met again only after all others, when its last sum is there. */
@@ -173,6 +189,14 @@ __device__ static inline void mma_pairs(float d[2 * PAIRS][4], const uint32_t a[
         mma_bf16(d[2 * p], a, b[p][0], b[p][1]);
         mma_bf16(d[2 * p + 1], a, b[p][2], b[p][3]);
     }
+}
+
+template <int N> __device__ static inline void add(float d[N][4], const float more[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            d[i][c] += more[i][c];
 }
 
 /* ---- solve: X and A of a chunk and a value head ---------------------------------------------------------------------- */
@@ -204,14 +228,14 @@ __device__ static inline float squares_of(bf16 *tile, int r) {
 
 /* Columns [FIRST, FIRST + 32) of X by one warp, from row FIRST on: (I + M) x = e. */
 template <int FIRST>
-__device__ static inline void solve_columns(const float m[CHUNK][FLOAT_STRIDE], bf16 x_parts[2][CHUNK][CHUNK]) {
+__device__ static inline void solve_columns(const float m[CHUNK][FLOAT_STRIDE], bf16 x_parts[PARTS][CHUNK][CHUNK]) {
     constexpr int N = CHUNK - FIRST;
     const int j = (int)threadIdx.x % 32;
     float x[N];
 
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float sum[4] = {i == j ? 1.0f : 0.0f, 0, 0, 0}, high;
+        float sum[4] = {i == j ? 1.0f : 0.0f, 0, 0, 0}, rest;
 
 #pragma unroll
         for (int c = 0; c < i; c += 4) {
@@ -226,9 +250,12 @@ __device__ static inline void solve_columns(const float m[CHUNK][FLOAT_STRIDE], 
                 sum[3] = fmaf(-v.w, x[c + 3], sum[3]);
         }
         x[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-        high = round_bf16(x[i]);
-        bf16_store(x_parts[0][FIRST + i], (size_t)(FIRST + j), high);
-        bf16_store(x_parts[1][FIRST + i], (size_t)(FIRST + j), x[i] - high);
+        rest = x[i];
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            bf16_store(x_parts[part][FIRST + i], (size_t)(FIRST + j), rest);
+            rest -= round_bf16(rest);
+        }
     }
 }
 
@@ -242,7 +269,8 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
     const bool is_k = warp < SOLVE_WARPS / 2;
     struct chunk_head *to = &op.heads[slot * shape.hv + head];
     const bf16 *rows = op.rows + (size_t)slot * CHUNK * (size_t)shape.conv_dim + key_channel;
-    float products[8][4] = {}, decays = 1;
+    float products[CHUNK / 8][4] = {}, chain[CHUNK / 8][4] = {};
+    double decays = 1; /* 64 roundings of f32 would show */
     struct chunk chunk;
 
     static_assert(SOLVE_WARPS * 32 == 4 * CHUNK && CHUNK == 64, "two matrices of four blocks of rows, a warp each");
@@ -274,9 +302,9 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
         sh->q_factor[row] = gdn_l2_factor(squares_of(sh->q, row)) * rsqrtf((float)DK);
     for (int i = 0; i < thread / CHUNK * 16 + 16; i++) { /* column `row` of d, 16 rows of it */
         if (i > row)
-            decays *= sh->decay[i];
+            decays *= (double)sh->decay[i];
         if (i >= thread / CHUNK * 16)
-            sh->d[i][row] = i >= row ? decays : 0;
+            sh->d[i][row] = i >= row ? (float)decays : 0;
     }
 #pragma unroll
     for (int step = 0; step < DK / 16; step++) {
@@ -287,9 +315,13 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
         for (int p = 0; p < CHUNK / 16; p++)
             if (p <= block) {
                 load_rows<DK>(b, sh->k, p, step);
-                mma_bf16(products[2 * p], a, b[0], b[1]);
-                mma_bf16(products[2 * p + 1], a, b[2], b[3]);
+                mma_bf16(chain[2 * p], a, b[0], b[1]);
+                mma_bf16(chain[2 * p + 1], a, b[2], b[3]);
             }
+        if (step % CHAIN == CHAIN - 1) {
+            add<CHUNK / 8>(products, chain);
+            memset(chain, 0, sizeof chain);
+        }
     }
     __syncthreads();
 
@@ -317,8 +349,14 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
 
             if (is_k)
                 *(float2 *)&sh->m[i][j] = make_float2(first, second);
-            else
-                split_bf16((uint32_t *)&to->a[0][i][j], (uint32_t *)&to->a[1][i][j], first, second);
+            if (!is_k) {
+                uint32_t parts[PARTS];
+
+                split_pair(parts, first, second);
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    *(uint32_t *)&to->a[part][i][j] = parts[part];
+            }
         }
     }
     __syncthreads();
@@ -334,7 +372,7 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
  * of the next ones where they are. */
 struct stage {
     bf16 k[CHUNK * DK], q[CHUNK * DK];
-    bf16 x[2][CHUNK * CHUNK], a[2][CHUNK * CHUNK];
+    bf16 x[PARTS][CHUNK * CHUNK], a[PARTS][CHUNK * CHUNK];
     bf16 v[CHUNK * SLICE]; /* then o */
     struct row_factors factors;
 };
@@ -359,7 +397,7 @@ __device__ static void load_stage(const struct chunk_op &op, int slot, int head,
         if (u / 2 > r / 16)
             continue;
 #pragma unroll
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < PARTS; part++) {
             copy_async(unit_of<CHUNK>(stage->x[part], r, u), &from->x[part][r][u * 8], 16);
             copy_async(unit_of<CHUNK>(stage->a[part], r, u), &from->a[part][r][u * 8], 16);
         }
@@ -376,31 +414,71 @@ __device__ static void load_stage(const struct chunk_op &op, int slot, int head,
     copy_commit();
 }
 
-/* d += src . tile^T of the columns 16 STEP to 16 STEP + 15 of a tile that is zero above the diagonal; both in two parts. */
-template <int STEP>
-__device__ static inline void mma_lower_step(float d[CHUNK / 8][4], const float src[CHUNK / 8][4],
-                                             bf16 tile[2][CHUNK * CHUNK]) {
-    constexpr int PAIRS = CHUNK / 16 - STEP;
-    uint32_t high[4], low[4], b[PAIRS][4];
+/* d = src . tile^T; tile: rows of q or k. */
+__device__ static inline void read_state(float d[CHUNK / 8][4], const float src[DK / 8][4], bf16 *tile) {
+    float chain[CHUNK / 8][4] = {}, small[CHUNK / 8][4] = {};
 
-    split_operand(high, low, &src[2 * STEP]);
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++)
-        load_rows<CHUNK>(b[p], tile[1], STEP + p, STEP);
-    mma_pairs<PAIRS>(&d[2 * STEP], high, b);
+    for (int step = 0; step < DK / 16; step++) {
+        uint32_t parts[PARTS][4], b[CHUNK / 16][4];
+
+        split_operand(parts, &src[2 * step]);
 #pragma unroll
-    for (int p = 0; p < PAIRS; p++)
-        load_rows<CHUNK>(b[p], tile[0], STEP + p, STEP);
-    mma_pairs<PAIRS>(&d[2 * STEP], low, b);
-    mma_pairs<PAIRS>(&d[2 * STEP], high, b);
+        for (int p = 0; p < CHUNK / 16; p++)
+            load_rows<DK>(b[p], tile, p, step);
+        mma_pairs<CHUNK / 16>(small, parts[2], b);
+        mma_pairs<CHUNK / 16>(small, parts[1], b);
+        mma_pairs<CHUNK / 16>(chain, parts[0], b);
+        if (step % CHAIN == CHAIN - 1) {
+            add<CHUNK / 8>(d, chain);
+            memset(chain, 0, sizeof chain);
+        }
+    }
+    add<CHUNK / 8>(d, small);
 }
+
+/* chain + small += src . tile^T of the columns 16 STEP to 16 STEP + 15 of a tile that is zero above the diagonal. */
+template <int STEP>
+__device__ static inline void mma_lower_step(float chain[CHUNK / 8][4], float small[CHUNK / 8][4],
+                                             const float src[CHUNK / 8][4], bf16 tile[PARTS][CHUNK * CHUNK]) {
+    constexpr int PAIRS = CHUNK / 16 - STEP;
+    uint32_t parts[PARTS][4], b[PAIRS][4];
+
+    split_operand(parts, &src[2 * STEP]);
+#pragma unroll
+    for (int of_tile = PARTS - 1; of_tile >= 0; of_tile--) {
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++)
+            load_rows<CHUNK>(b[p], tile[of_tile], STEP + p, STEP);
+#pragma unroll
+        for (int of_src = PARTS - 1 - of_tile; of_src >= 0; of_src--) /* the others are smaller than f32 sees */
+            mma_pairs<PAIRS>(&(of_tile + of_src == 0 ? chain : small)[2 * STEP], parts[of_src], b);
+    }
+}
+/* d += src . tile^T */
 __device__ static inline void mma_lower(float d[CHUNK / 8][4], const float src[CHUNK / 8][4],
-                                        bf16 tile[2][CHUNK * CHUNK]) {
-    static_assert(CHUNK == 64, "four steps");
-    mma_lower_step<0>(d, src, tile);
-    mma_lower_step<1>(d, src, tile);
-    mma_lower_step<2>(d, src, tile);
-    mma_lower_step<3>(d, src, tile);
+                                        bf16 tile[PARTS][CHUNK * CHUNK]) {
+    float chain[CHUNK / 8][4] = {}, small[CHUNK / 8][4] = {};
+
+    static_assert(CHUNK == CHAIN * 16, "a chain");
+    mma_lower_step<0>(chain, small, src, tile);
+    mma_lower_step<1>(chain, small, src, tile);
+    mma_lower_step<2>(chain, small, src, tile);
+    mma_lower_step<3>(chain, small, src, tile);
+    add<CHUNK / 8>(chain, small);
+    add<CHUNK / 8>(d, chain);
+}
+
+/* Column i of d, which is a row of the chunk, times factor i. */
+__device__ static inline void scale_columns(float d[CHUNK / 8][4], const float factors[CHUNK]) {
+#pragma unroll
+    for (int n = 0; n < CHUNK / 8; n++) {
+        const float2 factor = *(const float2 *)&factors[n * 8 + (int)threadIdx.x % 4 * 2];
+
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            d[n][c] *= c % 2 == 0 ? factor.x : factor.y;
+    }
 }
 
 /* One chunk. s: S's rows of the warp; out: of the chunk's first row and the first of them. */
@@ -409,28 +487,13 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const struct row_factors *by = &stage->factors;
     float t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {}, o[CHUNK / 8][4] = {};
-    uint32_t high[CHUNK / 16][4], low[CHUNK / 16][4];
+    uint32_t parts[CHUNK / 16][PARTS][4];
     /* Two squares of v or o, rows of the chunk by the warp's 16 columns. */
     auto v_at = [&](int p) {
         return unit_of<SLICE>(stage->v, p * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
     };
 
-#pragma unroll
-    for (int step = 0; step < DK / 16; step++) { /* S K^T, S Q^T */
-        uint32_t b[CHUNK / 16][4];
-
-        split_operand(high[0], low[0], &s[2 * step]);
-#pragma unroll
-        for (int p = 0; p < CHUNK / 16; p++)
-            load_rows<DK>(b[p], stage->k, p, step);
-        mma_pairs<CHUNK / 16>(t, low[0], b);
-        mma_pairs<CHUNK / 16>(t, high[0], b);
-#pragma unroll
-        for (int p = 0; p < CHUNK / 16; p++)
-            load_rows<DK>(b[p], stage->q, p, step);
-        mma_pairs<CHUNK / 16>(o, low[0], b);
-        mma_pairs<CHUNK / 16>(o, high[0], b);
-    }
+    read_state(t, s, stage->k);
 #pragma unroll
     for (int p = 0; p < CHUNK / 16; p++) {
         uint32_t v[4];
@@ -440,7 +503,6 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
         for (int i = 0; i < 2; i++) {
             const int n_at = 2 * p + i, at = n_at * 8 + lane % 4 * 2;
             const float2 beta = *(const float2 *)&by->beta[at], read = *(const float2 *)&by->read[at];
-            const float2 query = *(const float2 *)&by->query[at];
 
 #pragma unroll
             for (int c = 0; c < 4; c++) {
@@ -448,11 +510,12 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
                 const float value = __uint_as_float(c % 2 == 0 ? raw << 16 : raw & 0xffff0000u);
 
                 t[n_at][c] = fmaf(-(c % 2 == 0 ? read.x : read.y), t[n_at][c], (c % 2 == 0 ? beta.x : beta.y) * value);
-                o[n_at][c] *= c % 2 == 0 ? query.x : query.y;
             }
         }
     }
     mma_lower(u, t, stage->x);
+    read_state(o, s, stage->q);
+    scale_columns(o, by->query);
     mma_lower(o, u, stage->a);
 #pragma unroll
     for (int p = 0; p < CHUNK / 16; p++) {
@@ -471,21 +534,13 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
             *(uint4 *)(out + (size_t)r * (size_t)op.shape.hv * (size_t)op.shape.dv + lane % 2 * 8) =
                 *(const uint4 *)unit_of<SLICE>(stage->v, r, warp * 2 + lane % 2);
     }
+    scale_columns(u, by->write);
 #pragma unroll
-    for (int step = 0; step < CHUNK / 16; step++) {
+    for (int step = 0; step < CHUNK / 16; step++)
+        split_operand(parts[step], &u[2 * step]);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float2 write = *(const float2 *)&by->write[(2 * step + i) * 8 + lane % 4 * 2];
-
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                u[2 * step + i][c] *= c % 2 == 0 ? write.x : write.y;
-        }
-        split_operand(high[step], low[step], &u[2 * step]);
-    }
-#pragma unroll
-    for (int first = 0; first < DK / 16; first += PAIRS) { /* S <- decay S + U^T K, added to nearest */
-        float sum[2 * PAIRS][4] = {};
+    for (int first = 0; first < DK / 16; first += PAIRS) { /* S <- decay S + U^T K */
+        float chain[2 * PAIRS][4] = {}, small[2 * PAIRS][4] = {};
 
 #pragma unroll
         for (int step = 0; step < CHUNK / 16; step++) {
@@ -494,14 +549,16 @@ __device__ static void advance(const struct gdn_op &op, struct stage *stage, int
 #pragma unroll
             for (int p = 0; p < PAIRS; p++)
                 load_columns<DK>(b[p], stage->k, first + p, step);
-            mma_pairs<PAIRS>(sum, low[step], b);
-            mma_pairs<PAIRS>(sum, high[step], b);
+            mma_pairs<PAIRS>(small, parts[step][2], b);
+            mma_pairs<PAIRS>(small, parts[step][1], b);
+            mma_pairs<PAIRS>(chain, parts[step][0], b);
         }
+        add<2 * PAIRS>(chain, small);
 #pragma unroll
         for (int i = 0; i < 2 * PAIRS; i++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                s[2 * first + i][c] = fmaf(by->decay, s[2 * first + i][c], sum[i][c]);
+                s[2 * first + i][c] = fmaf(by->decay, s[2 * first + i][c], chain[i][c]);
     }
 }
 
