@@ -414,7 +414,7 @@ __device__ static void load_stage(const struct chunk_op &op, int slot, int head,
     copy_commit();
 }
 
-/* d = src . tile^T; tile: rows of q or k. */
+/* d += src . tile^T; tile: the rows of q or k. */
 __device__ static inline void read_state(float d[CHUNK / 8][4], const float src[DK / 8][4], bf16 *tile) {
     float chain[CHUNK / 8][4] = {}, small[CHUNK / 8][4] = {};
 
@@ -481,7 +481,7 @@ __device__ static inline void scale_columns(float d[CHUNK / 8][4], const float f
     }
 }
 
-/* One chunk. s: S's rows of the warp; out: of the chunk's first row and the first of them. */
+/* One chunk of n rows. s: the warp's rows of S; out: where its part of the chunk's first row goes. */
 __device__ static void advance(const struct gdn_op &op, struct stage *stage, int n, float s[DK / 8][4], bf16 *out) {
     constexpr int PAIRS = 4; /* of squares of S at a time */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
