@@ -1,6 +1,6 @@
 /* backend_cuda: opens a GPU as a device and fills the backend table: memory, streams, events, copies, notification.
  * CUDA's errors become errno here. A stream of the table is a CUDA stream; nothing here waits on the step path. */
-#include "cuda.cuh"
+#include "gdn.cuh"
 
 #include <errno.h>
 #include <stdio.h>
@@ -73,6 +73,8 @@ static int cuda_open(const struct backend_options *options, struct device **ret_
         return -ENOMEM;
     device->caps.act_dtype = DTYPE_BF16;
     device->caps.conv_dtype = DTYPE_BF16;
+    device->caps.open_rows = OPEN_ROWS;
+    device->caps.open_inputs = OPEN_INPUTS;
     device->caps.weight_layout_id = WEIGHT_LAYOUT_ID;
     device->caps.page_image_id = PAGE_IMAGE_ID;
     device->caps.n_threads = 1;
