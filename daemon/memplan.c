@@ -75,7 +75,7 @@ static uint64_t restore_point_bytes(const struct memplan_model *m) {
 static int seqs_that_fit(const struct memplan_model *m, const struct memplan_limits *l, int n_tokens) {
     int n = l->max_seqs;
 
-    while (n > 1 && mul(4, running_bytes(m, n)) > l->device_bytes)
+    while (n > 1 && mul(8 * (uint64_t)n, m->slot_bytes[KV_TARGET_STATE]) > l->device_bytes)
         n--;
     while (n > 0 && needed_bytes(m, l, n, n_tokens) > l->device_bytes)
         n--;

@@ -42,6 +42,7 @@ struct head_shared {
     struct stage<DV_MAX> stage;
     struct system_shared system;
     float conv[2 * DK + DV_MAX][TAPS];
+    bf16 z[BLOCK_ROWS_MAX][DV_MAX]; /* of the chunk's rows in the block */
 };
 
 /* ---- a chunk's tiles -------------------------------------------------------------------------------------------------- */
@@ -134,8 +135,20 @@ __device__ static void take_gates(const struct gdn_op &op, const struct gdn_seg 
     sh->beta[r] = r < n ? gates[op.shape.hv + head] : 0;
 }
 
-/* Rows [first, n) of o, in the tile of v; row 0 would be row0 of the batch. */
-__device__ static void finish_rows(const struct gdn_op &op, int head, struct stage<DV_MAX> *stage, int row0, int first,
+/* Asynchronous, as load_open. Row 0 of the chunk would be row0 of the batch, here and below. */
+__device__ static void load_z(const struct gdn_op &op, int head, struct head_shared *sh, int row0, int first, int n) {
+    const int n_units = op.shape.dv / 8;
+
+    for (int i = (int)threadIdx.x; i < (n - first) * n_units; i += THREADS) {
+        const int r = first + i / n_units, u = i % n_units;
+
+        copy_async(&sh->z[r - first][u * 8], (const bf16 *)op.args.mz + gdn_z_at(op, head, row0 + r) + u * 8, 16);
+    }
+    copy_commit();
+}
+
+/* Rows [first, n) of o, in the tile of v. */
+__device__ static void finish_rows(const struct gdn_op &op, int head, struct head_shared *sh, int row0, int first,
                                    int n) {
     const int lane = (int)threadIdx.x % 32;
 
@@ -146,8 +159,8 @@ __device__ static void finish_rows(const struct gdn_op &op, int head, struct sta
         for (int i = 0; i < LANE_VALUES; i++) {
             const int v = i * 32 + lane;
 
-            o[i] = v < op.shape.dv ? bf16_load(unit_of<DV_MAX>(stage->v, r, v / 8), (size_t)(v % 8)) : 0;
-            z[i] = v < op.shape.dv ? bf16_load(op.args.mz, gdn_z_at(op, head, row0 + r) + (size_t)v) : 0;
+            o[i] = v < op.shape.dv ? bf16_load(unit_of<DV_MAX>(sh->stage.v, r, v / 8), (size_t)(v % 8)) : 0;
+            z[i] = v < op.shape.dv ? bf16_load(sh->z[r - first], (size_t)v) : 0;
         }
         gdn_finish(op, head, row0 + r, o, z);
     }
@@ -181,6 +194,7 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
 
         __syncthreads();
         load_open(shape, seg.open, seg.pos + begin, head, &sh->stage, 0, first, n, n_squares * 16);
+        load_z(op, head, sh, seg.row0 + begin, first, n);
         take_rows(op, seg, head, sh, begin, first, n);
         take_gates(op, seg, head, &sh->system, begin, first, n);
         copy_wait<0>();
@@ -197,7 +211,7 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
                 chunk_s(&sh->stage, s, u);
         }
         __syncthreads();
-        finish_rows(op, head, &sh->stage, seg.row0 + begin, first, n);
+        finish_rows(op, head, sh, seg.row0 + begin, first, n);
     }
 }
 
@@ -214,13 +228,13 @@ static void launch_gdn(const struct launch *launch, const void *args) {
                  (int)sizeof(struct head_shared), *op);
 }
 
-/* -ENOTSUP: shapes that no model of the family has. Rows are read two channels at a time. */
+/* -ENOTSUP: shapes that no model of the family has, and rows that are not aligned to 16 bytes. */
 int cuda_gdn(struct program *program, const struct gdn_args *args) {
     int r = check_shape(args->state);
 
     if (r < 0)
         return r;
-    if (args->mz_stride % 2 != 0 || (uintptr_t)args->mz % 4 != 0 || (uintptr_t)args->out % 16 != 0)
+    if (args->mz_stride % 8 != 0 || (uintptr_t)args->mz % 16 != 0 || (uintptr_t)args->out % 16 != 0)
         return -ENOTSUP;
     struct gdn_op op = {*args, *args->batch, *args->state, shape_of(args->state)};
 

@@ -178,13 +178,14 @@ __device__ static inline void solve_columns(const float m[CHUNK][FLOAT_STRIDE], 
 }
 
 /* By SOLVE_WARPS warps, from tiles of k and q, decays and betas, which must be there. X of rows [0, n), A of rows [first, n), and
- * what fills up their squares; the factors of all rows. !HAS_Q: without A. */
+ * what fills up their squares; their factors. !HAS_Q: without A. */
 template <bool HAS_Q>
 __device__ static inline void solve_chunk(bf16 *k, bf16 *q, struct system_shared *sh, bf16 x[PARTS][CHUNK * CHUNK],
                                           bf16 a_parts[PARTS][CHUNK * CHUNK], struct row_factors *factors, int first,
                                           int n) {
     const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32, block = warp % 4; /* of 16 rows */
-    const int row = thread % CHUNK;
+    const int row = thread % CHUNK,
+              d0 = thread / CHUNK * 16; /* column `row` of d, rows from d0 on, are this thread's */
     const bool is_k = warp < SOLVE_WARPS / 2;
     const bool has_rows = block * 16 < n && (is_k || (HAS_Q && block * 16 + 16 > first));
     float products[CHUNK / 8][4] = {}, chain[CHUNK / 8][4] = {};
@@ -195,12 +196,13 @@ __device__ static inline void solve_chunk(bf16 *k, bf16 *q, struct system_shared
         sh->k_factor[row] = gdn_l2_factor(squares_of(k, row));
     else if (HAS_Q && thread < 2 * CHUNK)
         sh->q_factor[row] = gdn_l2_factor(squares_of(q, row)) * rsqrtf((float)DK);
-    for (int i = 0; i < thread / CHUNK * 16 + 16; i++) { /* column `row` of d, 16 rows of it */
-        if (i > row)
-            decays *= (double)sh->decay[i];
-        if (i >= thread / CHUNK * 16)
-            sh->d[i][row] = i >= row ? (float)decays : 0;
-    }
+    if (d0 < n)
+        for (int i = 0; i < d0 + 16; i++) {
+            if (i > row)
+                decays *= (double)sh->decay[i];
+            if (i >= d0)
+                sh->d[i][row] = i >= row ? (float)decays : 0;
+        }
     if (has_rows)
 #pragma unroll
         for (int step = 0; step < DK / 16; step++) {

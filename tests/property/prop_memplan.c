@@ -100,8 +100,7 @@ static void check_plan(const struct memplan *p) {
         uint64_t states = 2 * (uint64_t)p->max_seqs;
 
         CHECK(p->n_slots[KV_TARGET_STATE] == (int)states + p->n_restore_points);
-        CHECK(p->max_seqs == 1 ||
-              4 * (states * m->slot_bytes[KV_TARGET_STATE] + (uint64_t)p->max_seqs * m->open_bytes) <= l->device_bytes);
+        CHECK(p->max_seqs == 1 || 4 * states * m->slot_bytes[KV_TARGET_STATE] <= l->device_bytes);
     }
     if (m->window > 0) {
         CHECK((p->pages_per_restore_point - 1) * PAGE_TOKENS >= m->window);
