@@ -46,9 +46,14 @@ static uint64_t full_page_bytes(const struct memplan_model *m) {
     return add(m->slot_bytes[KV_TARGET_FULL], m->slot_bytes[KV_DRAFT_FULL]);
 }
 
+/* States of running seqs, with the chunks that are open beside them. */
+static uint64_t running_bytes(const struct memplan_model *m, int n_seqs) {
+    return mul((uint64_t)n_seqs, add(mul(2, m->slot_bytes[KV_TARGET_STATE]), m->open_bytes));
+}
+
 /* Null pages, and what n_seqs running seqs need however short they are. */
 static uint64_t fixed_bytes(const struct memplan_model *m, int prefill_chunk, int n_seqs) {
-    uint64_t states = mul(2 * (uint64_t)n_seqs, m->slot_bytes[KV_TARGET_STATE]);
+    uint64_t states = running_bytes(m, n_seqs);
     uint64_t sliding = 1 + (uint64_t)n_seqs * (uint64_t)sliding_pages_per_seq(m, prefill_chunk);
 
     return add(add(states, mul(sliding, m->slot_bytes[KV_DRAFT_SLIDING])), full_page_bytes(m));
@@ -228,19 +233,21 @@ static bool divide_streamed(struct memplan *plan, int wanted, int max_context_re
 static int refuse(const struct memplan_model *m, const struct memplan_limits *l, int n_tokens, struct report *report) {
     struct memplan streamed = {.model = *m, .limits = *l};
     uint64_t fixed = fixed_bytes(m, l->prefill_chunk, 1), largest = 0;
-    char with_host[64] = "";
+    char with_host[64] = "", open_words[64] = "";
 
     streamed.limits.max_context = 0;
     if (divide_streamed(&streamed, m->max_positions, 0))
         snprintf(with_host, sizeof with_host, " (with kv.host_bytes %d or more)", streamed.max_context);
+    if (m->open_bytes > 0)
+        snprintf(open_words, sizeof open_words, ", an open chunk of %" PRIu64, m->open_bytes);
     if (fixed < l->device_bytes)
         largest = (l->device_bytes - fixed) / full_page_bytes(m) * PAGE_TOKENS;
     return report_error(
         report, -EINVAL,
-        "kv.device_bytes = %" PRIu64 ": one sequence of %d tokens needs %" PRIu64 ": 2 states of %" PRIu64
+        "kv.device_bytes = %" PRIu64 ": one sequence of %d tokens needs %" PRIu64 ": 2 states of %" PRIu64 "%s"
         ", %d draft pages of %" PRIu64 ", %" PRIu64 " pages of %" PRIu64 " (null pages included). The "
         "largest request that fits has %" PRIu64 " tokens%s: raise kv.device_bytes%s",
-        l->device_bytes, n_tokens, needed_bytes(m, l, 1, n_tokens), m->slot_bytes[KV_TARGET_STATE],
+        l->device_bytes, n_tokens, needed_bytes(m, l, 1, n_tokens), m->slot_bytes[KV_TARGET_STATE], open_words,
         m->window > 0 ? 1 + sliding_pages_per_seq(m, l->prefill_chunk) : 0, m->slot_bytes[KV_DRAFT_SLIDING],
         1 + div_ceil((uint64_t)n_tokens, PAGE_TOKENS), full_page_bytes(m), largest, with_host,
         l->max_context > 0 && largest > 0 ? " or lower limits.max_context" : "");
@@ -295,6 +302,10 @@ void memplan_host(const struct memplan_model *m, uint64_t host_bytes, uint32_t a
 
 uint64_t memplan_bytes(const struct memplan *plan, enum kv_group group) {
     return (uint64_t)plan->n_slots[group] * plan->model.slot_bytes[group];
+}
+
+static uint64_t open_bytes(const struct memplan *plan) {
+    return mul((uint64_t)plan->max_seqs, plan->model.open_bytes);
 }
 
 uint64_t memplan_step_bytes(const struct memplan *plan) {
@@ -372,7 +383,12 @@ void memplan_print(const struct memplan *plan, struct text *out) {
         add_group(out, plan, (enum kv_group)g);
         used += memplan_bytes(plan, (enum kv_group)g);
     }
-    used += ring_bytes(plan);
+    used += add(ring_bytes(plan), open_bytes(plan));
+    if (open_bytes(plan) > 0) {
+        format_bytes(open_bytes(plan), words);
+        add_line(out, "%-37s %12s  rows since the last multiple of %d, of each sequence", "open chunks", words,
+                 PAGE_TOKENS);
+    }
     if (plan->region_spans > 0) {
         format_bytes(ring_bytes(plan), words);
         add_line(out, "%-37s %12s  %d tokens of one layer", "ring of streamed pages", words,
@@ -434,6 +450,7 @@ struct memplan_model memplan_model_of(const struct model_info *info) {
     for (int g = 0; g < KV_GROUP_N; g++)
         model.slot_bytes[g] = info->groups[g].page_bytes;
     model.slot_bytes[KV_TARGET_STATE] = info->state.n_layers > 0 ? info->state.slot_bytes : 0;
+    model.open_bytes = info->state.n_layers > 0 ? info->state.open_bytes : 0;
     return model;
 }
 

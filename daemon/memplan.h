@@ -13,6 +13,7 @@ struct model_info;
 /* What a pair asks for. */
 struct memplan_model {
     uint64_t slot_bytes[KV_GROUP_N];     /* of a page, of a state; 0: the group does not exist */
+    uint64_t open_bytes;                 /* open chunks of one running seq, beside its states; 0: there are none */
     uint64_t layer_bytes;                /* of a page of target_full: what streaming moves at a time */
     int window;                          /* of draft_sliding, tokens; 0: the group does not exist */
     int max_positions;                   /* the longest context the model was made for */

@@ -36,6 +36,7 @@ static bool open_seqs(struct tables *t, const struct model_info *info, void *sta
     v->target_state.arena = state_arena;
     v->target_state.live = devmem_take(&t->mem, MEM_DEVICE, n * sizeof *t->live);
     v->target_state.rolling = devmem_take(&t->mem, MEM_DEVICE, n * sizeof *t->rolling);
+    v->target_state.open = devmem_take(&t->mem, MEM_DEVICE, n * info->state.open_bytes);
     v->ctl = devmem_take(&t->mem, MEM_DEVICE, n * sizeof *v->ctl);
     v->tables.vocab = info->target.vocab;
     v->tables.counts = devmem_take(&t->mem, MEM_DEVICE, n_counts * sizeof *t->counts);
@@ -48,8 +49,9 @@ static bool open_seqs(struct tables *t, const struct model_info *info, void *sta
     t->counts = devmem_take(&t->mem, MEM_HOST, n_counts * sizeof *t->counts);
     t->bias_id = devmem_take(&t->mem, MEM_HOST, n_bias * sizeof *t->bias_id);
     t->bias = devmem_take(&t->mem, MEM_HOST, n_bias * sizeof *t->bias);
-    return t->zero_state && v->target_state.live && v->target_state.rolling && v->ctl && v->tables.counts &&
-           v->tables.bias_id && v->tables.bias && t->live && t->rolling && t->ctl && t->counts && t->bias_id && t->bias;
+    return t->zero_state && v->target_state.live && v->target_state.rolling && v->target_state.open && v->ctl &&
+           v->tables.counts && v->tables.bias_id && v->tables.bias && t->live && t->rolling && t->ctl && t->counts &&
+           t->bias_id && t->bias;
 }
 
 int tables_open(struct tables *t, const struct backend *backend, struct device *device, struct stream *load,

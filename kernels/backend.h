@@ -45,8 +45,9 @@ struct backend_options {
 
 struct backend_caps {
     enum dtype act_dtype;
-    enum dtype conv_dtype; /* element type of conv columns in a state slot: f32 in REFERENCE, else bf16 */
-    char kernel_path[32];  /* "cpu-avx2-fast", ...; part of the cache fingerprint: other bits come from another path */
+    enum dtype conv_dtype;      /* element type of conv columns in a state slot: f32 in REFERENCE, else bf16 */
+    int open_rows, open_inputs; /* of the open chunk: see state_view; 0: states have every row in them */
+    char kernel_path[32]; /* "cpu-avx2-fast", ...; part of the cache fingerprint: other bits come from another path */
     uint32_t weight_layout_id, page_image_id;
     int n_threads;
 };
@@ -198,13 +199,18 @@ static inline size_t kv_layer_bytes(const struct kv_view *kv) {
 }
 
 /* Delta-net states: slot = per layer [S: n_v_heads x head_dim_v x head_dim_k f32, k contiguous] then
- * [conv columns: 3 x conv_dim of conv_dtype, oldest first], layer after layer. S after exactly `len` tokens. */
+ * [conv columns: 3 x conv_dim of conv_dtype, oldest first], layer after layer. S after exactly `len` tokens; or, with
+ * backend_caps.open_rows, at the last multiple of PAGE_TOKENS, and of the rows since then, the open chunk, each seq keeps
+ * what their part in S follows from. Who puts a state into a live slot does so at a multiple of PAGE_TOKENS; the open chunk
+ * of the seq has no rows then, whatever lies there. */
 struct state_view {
     int n_layers, n_k_heads, n_v_heads, head_dim_k, head_dim_v, conv_taps;
     void *arena;
     size_t slot_bytes;      /* state_slot_bytes() */
     const int32_t *live;    /* [n_slots] state slot in which the seq lives */
     const int32_t *rolling; /* [n_slots] its rolling restore slot */
+    void *open;             /* [n_slots] open chunks, open_bytes each, in the backend's own order */
+    size_t open_bytes;      /* state_open_bytes(); 0: there are none */
 };
 static inline int state_conv_dim(const struct state_view *s) {
     return 2 * s->n_k_heads * s->head_dim_k + s->n_v_heads * s->head_dim_v;
@@ -216,6 +222,14 @@ static inline size_t state_layer_bytes(const struct state_view *s, enum dtype co
 }
 static inline size_t state_slot_bytes(const struct state_view *s, enum dtype conv_dtype) {
     return (size_t)s->n_layers * state_layer_bytes(s, conv_dtype);
+}
+/* Per layer: rows after the convolution with decay and beta, and inputs of the convolution. */
+static inline size_t state_open_bytes(const struct state_view *s, enum dtype conv_dtype, int open_rows,
+                                      int open_inputs) {
+    return (size_t)s->n_layers *
+           align_up((size_t)(open_rows + open_inputs) * (size_t)state_conv_dim(s) * dtype_bytes(conv_dtype) +
+                        (size_t)open_rows * 2 * (size_t)s->n_v_heads * sizeof(float),
+                    64);
 }
 
 /* ---- op arguments ----------------------------------------------------------------------------------------------- */
@@ -256,10 +270,11 @@ struct linear_args {
 };
 
 /* Gated delta net of one layer: causal conv + SiLU, q/k l2 norm, gates, recurrence, gated norm (qwen3_5 spec 3.4).
- * FROZEN reads the live state and writes records only; ADVANCE (prefill) also writes S and the conv columns back. */
+ * FROZEN (at most BLOCK_ROWS_MAX rows a seg) changes nothing of the seq: what its rows leave for commit lies in the record,
+ * or behind the rows of the open chunk. ADVANCE (prefill) also writes the state back, and the open chunk. */
 enum gdn_mode { GDN_ADVANCE, GDN_FROZEN };
 enum gate_act { GATE_SILU, GATE_SIGMOID };
-struct gdn_record { /* of a FROZEN pass, all layers; what commit replays */
+struct gdn_record { /* of a FROZEN pass, all layers; what commit replays. Not used by a backend with open chunks */
     void *m;        /* conv_dtype [n_layers, n_rows_max, conv_dim] raw conv inputs */
     float *kv; /* f32 [n_layers, n_rows_max, n_k_heads * Dk + n_v_heads * Dv] k before its norm, v, after conv + SiLU */
     float *g_beta; /* f32 [n_layers, n_rows_max, 2 * n_v_heads] g then beta, as used */
@@ -282,7 +297,8 @@ struct gdn_args {
     void *out;                       /* act [n_rows, Hv * Dv] */
 };
 /* S and conv of every layer := after the first seg_commit[seg] rows of the FROZEN pass, by the same step function;
- * after seg_snapshot[seg] rows (if > 0) also into the rolling slot. Segs with commit 0 keep their state. */
+ * after seg_snapshot[seg] rows (if > 0), at a multiple of PAGE_TOKENS, also into the rolling slot. Segs with commit 0 keep
+ * their state. */
 struct gdn_commit_args {
     const struct batch *batch;
     const struct state_view *state;

@@ -69,6 +69,8 @@ int model_inspect(const struct model_options *options, const struct backend_caps
         return r;
     info.state = qwen_state_view(&info.target);
     info.state.slot_bytes = state_slot_bytes(&info.state, caps->conv_dtype);
+    if (caps->open_rows > 0)
+        info.state.open_bytes = state_open_bytes(&info.state, caps->conv_dtype, caps->open_rows, caps->open_inputs);
     info.block_size = info.draft.n_layers == 0  ? 1
                       : options->block_size > 0 ? options->block_size
                                                 : info.draft.block_size;

@@ -23,7 +23,7 @@ struct model {
     int n_logit_rows; /* the most outputs any pass may have */
     int32_t *chosen, *draft_chosen;
     struct logprob_row *logprobs;
-    struct gdn_record record;
+    struct gdn_record record; /* empty for a backend with open chunks */
     int32_t *seg_commit, *seg_snapshot;
     struct step_ring ring;
 };
@@ -105,6 +105,19 @@ static bool take_ring(struct model *model) {
     return ring->n_steps && ring->n_segs && ring->out;
 }
 
+static bool take_record(struct model *model, int n_rows) {
+    const struct qwen_config *c = &model->info.target;
+    const size_t conv_bytes = dtype_bytes(model->backend->caps(model->device)->conv_dtype);
+    size_t rows = (size_t)model->target.n_gdn * (size_t)n_rows;
+    size_t kv_width = (size_t)c->gdn_k_heads * (size_t)c->gdn_head_dim_k + (size_t)qwen_value_dim(c);
+    struct gdn_record *record = &model->record;
+
+    record->m = devmem_take(&model->mem, MEM_DEVICE, rows * (size_t)qwen_conv_dim(c) * conv_bytes);
+    record->kv = devmem_take(&model->mem, MEM_DEVICE, rows * kv_width * sizeof(float));
+    record->g_beta = devmem_take(&model->mem, MEM_DEVICE, rows * 2 * (size_t)c->gdn_v_heads * sizeof(float));
+    return record->m && record->kv && record->g_beta;
+}
+
 static bool take_buffers(struct model *model) {
     const struct model_options *o = &model->options;
     const struct qwen_config *c = &model->info.target;
@@ -113,8 +126,6 @@ static bool take_buffers(struct model *model) {
     int block_rows = o->n_segs_max * max_int(model->info.block_size, 1);
     int verify_rows = o->n_segs_max * BLOCK_ROWS_MAX; /* PASS_RERUN may fill a block without a drafter */
     int rows = max_int(o->n_rows_max, verify_rows);
-    size_t record_rows = (size_t)model->target.n_gdn * (size_t)verify_rows;
-    size_t kv_width = (size_t)c->gdn_k_heads * (size_t)c->gdn_head_dim_k + (size_t)qwen_value_dim(c);
     size_t n_outs;
 
     model->n_logit_rows = max_int(o->n_outs_max, verify_rows);
@@ -125,12 +136,8 @@ static bool take_buffers(struct model *model) {
     model->logprobs = devmem_take(mem, MEM_DEVICE, n_outs * sizeof *model->logprobs);
     model->seg_commit = devmem_take(mem, MEM_DEVICE, (size_t)o->n_segs_max * sizeof(int32_t));
     model->seg_snapshot = devmem_take(mem, MEM_DEVICE, (size_t)o->n_segs_max * sizeof(int32_t));
-    model->record.m =
-        devmem_take(mem, MEM_DEVICE, record_rows * (size_t)qwen_conv_dim(c) * dtype_bytes(caps->conv_dtype));
-    model->record.kv = devmem_take(mem, MEM_DEVICE, record_rows * kv_width * sizeof(float));
-    model->record.g_beta = devmem_take(mem, MEM_DEVICE, record_rows * 2 * (size_t)c->gdn_v_heads * sizeof(float));
     return model->logits && model->chosen && model->draft_chosen && model->logprobs && model->seg_commit &&
-           model->seg_snapshot && model->record.m && model->record.kv && model->record.g_beta && take_ring(model) &&
+           model->seg_snapshot && (caps->open_rows > 0 || take_record(model, verify_rows)) && take_ring(model) &&
            qwen_buffers_take(&model->buffers, c, mem, caps->act_dtype, rows) &&
            (model->info.draft.n_layers == 0 ||
             dflash_buffers_take(&model->draft_buffers, &model->info.draft, mem, caps->act_dtype, rows, block_rows));

@@ -40,7 +40,7 @@ struct model_info {
     int block_size;            /* 1 without a drafter */
     int n_valid;
     struct kv_geometry groups[KV_GROUP_N];                 /* page groups; target_state: see state */
-    struct state_view state;                               /* shape; slot_bytes set, no arena */
+    struct state_view state;                               /* shape, slot_bytes, open_bytes; no memory */
     size_t weight_bytes, draft_weight_bytes, buffer_bytes; /* packed on the device */
     int n_skipped;                                         /* tensors of the file left out by name */
     char warning[256];                                     /* e.g. a drafter without rope_theta; empty if none */

@@ -48,8 +48,9 @@ static bool open_states(struct space *space, const struct state_view *shape) {
     s->arena = devmem_take(&space->mem, MEM_DEVICE, 2 * n * s->slot_bytes);
     s->live = devmem_upload(&space->mem, slots, n * sizeof *slots);
     s->rolling = devmem_upload(&space->mem, slots + n, n * sizeof *slots);
+    s->open = devmem_take(&space->mem, MEM_DEVICE, n * s->open_bytes);
     free(slots);
-    return s->arena && s->live && s->rolling;
+    return s->arena && s->live && s->rolling && s->open;
 }
 
 int space_open(struct space *space, const struct backend *backend, struct device *device, struct stream *stream,

@@ -1,6 +1,6 @@
 /* backend_cuda: opens a GPU as a device and fills the backend table: memory, streams, events, copies, notification.
  * CUDA's errors become errno here. A stream of the table is a CUDA stream; nothing here waits on the step path. */
-#include "cuda.cuh"
+#include "gdn.cuh"
 
 #include <errno.h>
 #include <stdio.h>
@@ -73,12 +73,14 @@ static int cuda_open(const struct backend_options *options, struct device **ret_
         return -ENOMEM;
     device->caps.act_dtype = DTYPE_BF16;
     device->caps.conv_dtype = DTYPE_BF16;
+    device->caps.open_rows = OPEN_ROWS;
+    device->caps.open_inputs = OPEN_INPUTS;
     device->caps.weight_layout_id = WEIGHT_LAYOUT_ID;
     device->caps.page_image_id = PAGE_IMAGE_ID;
     device->caps.n_threads = 1;
     device->is_sm90 = prop.major == 9 && prop.minor == 0;
     device->n_multiprocessors = prop.multiProcessorCount;
-    snprintf(device->caps.kernel_path, sizeof device->caps.kernel_path, "cuda-blocks64-%d%d", prop.major, prop.minor);
+    snprintf(device->caps.kernel_path, sizeof device->caps.kernel_path, "cuda-chunk64-%d%d", prop.major, prop.minor);
     r = cuda_result(device, cudaSetDevice(0));
     if (r == 0)
         r = cuda_result(device, cudaStreamCreateWithFlags(&device->load, cudaStreamNonBlocking));

@@ -1,111 +1,54 @@
-/* gdn: the gated delta net and the commit of a frozen pass. A CTA has one value head of one seg; four neighbouring lanes
- * share a row of S, a quarter of the key dimension each, in registers. Only the step form exists, also for prefill, and
- * commit runs the same step: a state is the same bits whichever way its rows came. */
-#include "util.cuh"
+/* gdn: the ops of the gated delta net, and its few-row kernels: a verify block, and the commit of its rows. A CTA of them has
+ * one value head: all of S in registers, the chunk in shared memory. They run the arithmetic that prefill runs
+ * (gdn_chunk.cuh), on the open rows and the block's own, so a row is the same bits whichever pass it was in.
+ *
+ * A block writes its rows behind the open rows, where they become open rows once they are committed; so a commit has nothing to
+ * do but where a multiple of 64 is crossed: there the chunk goes into S and the columns. */
+#include "gdn_chunk.cuh"
 
 #include <errno.h>
 
 enum {
-    DK = 128, /* key dimension of every model of the family */
-    DV_MAX = 128,
-    QUARTER = DK / 4,
-    RUN_ROWS = BLOCK_ROWS_MAX, /* longer segs are cut into runs of this many rows */
-    TAPS_MAX = 8,
-    THREADS = DV_MAX * 4,
+    THREADS = SOLVE_WARPS * 32,
+    CONV_ROWS = 4, /* of a thread at a time */
 };
 
-struct shape {
-    int hk, hv, dv, taps, conv_dim;
-    size_t layer_bytes, s_bytes, slot_bytes;
-};
-
-static struct shape shape_of(const struct state_view *s) {
-    struct shape shape = {};
+static struct gdn_shape shape_of(const struct state_view *s) {
+    struct gdn_shape shape = {};
 
     shape.hk = s->n_k_heads;
     shape.hv = s->n_v_heads;
     shape.dv = s->head_dim_v;
-    shape.taps = s->conv_taps;
     shape.conv_dim = state_conv_dim(s);
     shape.layer_bytes = state_layer_bytes(s, DTYPE_BF16);
     shape.s_bytes = (size_t)s->n_v_heads * (size_t)s->head_dim_v * (size_t)s->head_dim_k * sizeof(float);
     shape.slot_bytes = s->slot_bytes;
+    shape.open_layer_bytes = s->open_bytes / (size_t)s->n_layers;
+    shape.open_bytes = s->open_bytes;
     return shape;
 }
 
-static bool shape_is_sound(const struct state_view *s) {
-    return s->n_k_heads > 0 && s->n_v_heads > 0 && s->n_v_heads % s->n_k_heads == 0 && s->head_dim_k > 0 &&
-           s->head_dim_v > 0 && s->conv_taps >= 2 && s->conv_taps <= TAPS_MAX;
-}
-static bool shape_is_built(const struct state_view *s) {
-    return s->head_dim_k == DK && s->head_dim_v % 32 == 0 && s->head_dim_v <= DV_MAX;
-}
+static int check_shape(const struct state_view *s) {
+    const bool is_sound = s->n_layers > 0 && s->n_k_heads > 0 && s->n_v_heads > 0 && s->n_v_heads % s->n_k_heads == 0 &&
+                          s->head_dim_k > 0 && s->head_dim_v > 0 && s->conv_taps > 0;
 
-__device__ static inline char *state_at(const struct shape &shape, const struct state_view &state, int slot,
-                                        int layer) {
-    return (char *)state.arena + (size_t)slot * shape.slot_bytes + (size_t)layer * shape.layer_bytes;
+    if (!is_sound || s->open == NULL || s->open_bytes != state_open_bytes(s, DTYPE_BF16, OPEN_ROWS, OPEN_INPUTS))
+        return -EINVAL;
+    return s->head_dim_k == DK && s->head_dim_v % 32 == 0 && s->head_dim_v <= DV_MAX && s->conv_taps == TAPS ? 0
+                                                                                                             : -ENOTSUP;
 }
 
-/* ---- the step ----------------------------------------------------------------------------------------------------- */
-
-__device__ static inline float quad_sum(float v) {
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
-
-/* Element 4 * i + c of a lane's quarter is dimension 16 * i + 4 * lane + c. */
-__device__ static inline void load_quarter(float s[QUARTER], const float *row) {
-    for (int i = 0; i < QUARTER / 4; i++)
-        *(float4 *)&s[4 * i] = *(const float4 *)(row + 16 * i + threadIdx.x % 4 * 4);
-}
-__device__ static inline void store_quarter(float *row, const float s[QUARTER]) {
-    for (int i = 0; i < QUARTER / 4; i++)
-        *(float4 *)(row + 16 * i + threadIdx.x % 4 * 4) = *(const float4 *)&s[4 * i];
-}
-
-/* S <- decay S; u = beta (v - S k); S <- S + u k^T, of one row of S. k: normed, in shared memory. */
-__device__ static inline void step(float s[QUARTER], const float *k, float v, float decay, float beta) {
-    float kq[QUARTER], read = 0, u;
-
-    load_quarter(kq, k);
-#pragma unroll
-    for (int i = 0; i < QUARTER; i++)
-        read = fmaf(s[i], kq[i], read);
-    u = beta * (v - decay * quad_sum(read));
-#pragma unroll
-    for (int i = 0; i < QUARTER; i++)
-        s[i] = fmaf(u, kq[i], decay * s[i]);
-}
-
-/* One row of DK values by one warp: the factor of its l2 norm. */
-__device__ static inline float l2_factor(const float *x) {
-    float sum = 0;
-
-    for (int i = (int)threadIdx.x % 32; i < DK; i += 32)
-        sum = fmaf(x[i], x[i], sum);
-    return rsqrtf(warp_sum(sum) + 1e-6f);
-}
-
-/* ---- gdn ---------------------------------------------------------------------------------------------------------- */
-
-struct gdn_op {
-    struct gdn_args args;
-    struct batch batch;
-    struct state_view state;
-    struct gdn_record record;
-    struct shape shape;
+struct head_shared {
+    struct stage<DV_MAX> stage;
+    struct system_shared system;
+    float conv[2 * DK + DV_MAX][TAPS];
+    bf16 z[BLOCK_ROWS_MAX][DV_MAX]; /* of the chunk's rows in the block */
 };
 
-struct gdn_shared {
-    float window[TAPS_MAX - 1 + RUN_ROWS][2 * DK + DV_MAX]; /* raw conv inputs of q, k, v; oldest first */
-    float c[RUN_ROWS][2 * DK + DV_MAX];                     /* after conv and SiLU */
-    float o[RUN_ROWS][DV_MAX];
-    float conv[2 * DK + DV_MAX][TAPS_MAX];
-    float g[RUN_ROWS], decay[RUN_ROWS], beta[RUN_ROWS];
-};
+/* ---- a chunk's tiles -------------------------------------------------------------------------------------------------- */
 
-/* Channel ch of the head's own 2 DK + dv among all conv channels. */
-__device__ static inline int channel_of(const struct shape &shape, int head, int ch) {
+/* Channels of a head: q, k, v. Channel ch of them among all conv channels. */
+__device__ static inline int channel_of(const struct gdn_shape &shape, int head, int ch) {
     int key_head = head / (shape.hv / shape.hk);
 
     if (ch < DK)
@@ -114,223 +57,189 @@ __device__ static inline int channel_of(const struct shape &shape, int head, int
         return (shape.hk + key_head) * DK + ch - DK;
     return 2 * shape.hk * DK + head * shape.dv + ch - 2 * DK;
 }
-
-/* Key heads are shared by value heads: the first of them records q's and k's. */
-__device__ static void record_rows(const struct gdn_op &op, const struct gdn_shared *sh, int head, int row0, int n) {
-    const struct shape &shape = op.shape;
-    const int group = shape.hv / shape.hk, n_ch = 2 * DK + shape.dv, first = head % group == 0 ? 0 : 2 * DK;
-    const size_t layer_row = (size_t)op.args.layer * (size_t)op.batch.n_rows_max + (size_t)row0;
-    const size_t kv_width = (size_t)(shape.hk * DK + shape.hv * shape.dv);
-
-    for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
-        int t = i / n_ch, ch = i % n_ch;
-        float *kv = op.record.kv + (layer_row + (size_t)t) * kv_width;
-
-        if (ch < first)
-            continue;
-        bf16_store(op.record.m, (layer_row + (size_t)t) * (size_t)shape.conv_dim + (size_t)channel_of(shape, head, ch),
-                   sh->window[shape.taps - 1 + t][ch]);
-        if (ch >= 2 * DK)
-            kv[shape.hk * DK + head * shape.dv + ch - 2 * DK] = sh->c[t][ch];
-        else if (ch >= DK)
-            kv[head / group * DK + ch - DK] = sh->c[t][ch];
-    }
-    for (int t = (int)threadIdx.x; t < n; t += THREADS) {
-        float *gb = op.record.g_beta + (layer_row + (size_t)t) * 2 * (size_t)shape.hv;
-
-        gb[head] = sh->g[t];
-        gb[shape.hv + head] = sh->beta[t];
-    }
+/* Where it lies in row r of the tiles. */
+__device__ static inline bf16 *tile_at(struct stage<DV_MAX> *stage, int r, int ch) {
+    if (ch < 2 * DK)
+        return unit_of<DK>(ch < DK ? stage->q : stage->k, r, ch % DK / 8) + ch % 8;
+    return unit_of<DV_MAX>(stage->v, r, (ch - 2 * DK) / 8) + ch % 8;
 }
 
-__device__ static void gates(const struct gdn_op &op, struct gdn_shared *sh, int head, int row, int t) {
-    const float *ba = op.args.ba + (size_t)row * 2 * (size_t)op.shape.hv;
-    float x = ba[op.shape.hv + head] + op.args.dt_bias[head];
-    float softplus = x > 20 ? x : log1pf(expf(x));
+/* Rows [0, n_open) of the tiles from the open rows of positions from `grid` on, zeros in [n, end); begins at channel ch_begin of
+ * the head. Asynchronous. */
+__device__ static void load_open(const struct gdn_shape &shape, const struct gdn_open &open, int grid, int head,
+                                 struct stage<DV_MAX> *stage, int ch_begin, int n_open, int n, int end) {
+    const int n_units = (2 * DK + shape.dv - ch_begin) / 8;
 
-    sh->g[t] = op.args.neg_a[head] * softplus;
-    sh->decay[t] = expf(sh->g[t]);
-    sh->beta[t] = sigmoid(ba[head]);
+    for (int i = (int)threadIdx.x; i < (n_open + end - n) * n_units; i += THREADS) {
+        const int at = i / n_units, r = at < n_open ? at : at - n_open + n, ch = ch_begin + i % n_units * 8;
+
+        copy_async(tile_at(stage, r, ch), gdn_open_row(shape, open, grid + r) + channel_of(shape, head, ch),
+                   at < n_open ? 16 : 0);
+    }
+    copy_commit();
 }
 
-/* n rows from row0 on; the window holds the columns before them. s: this thread's part of S. */
-__device__ static void run_rows(const struct gdn_op &op, struct gdn_shared *sh, int head, int row0, int n,
-                                float s[QUARTER]) {
-    const struct gdn_args *a = &op.args;
-    const struct shape &shape = op.shape;
-    const int n_ch = 2 * DK + shape.dv, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int v = (int)threadIdx.x / 4;
-    const size_t z_at = (size_t)(row0 + warp) * (size_t)a->mz_stride + (size_t)(shape.conv_dim + head * shape.dv);
-    float z[DV_MAX / 32]; /* of the row that this warp finishes */
+/* ---- a verify block --------------------------------------------------------------------------------------------------- */
 
-    static_assert(RUN_ROWS == THREADS / 32, "a warp finishes one row of a run");
+/* Rows [first, n) of the chunk, rows of the seg from begin + first on: into the tiles, and with their inputs behind the open
+ * rows. Key heads are shared by value heads: the first of them keeps q and k. */
+__device__ static void take_rows(const struct gdn_op &op, const struct gdn_seg &seg, int head, struct head_shared *sh,
+                                 int begin, int first, int n) {
+    const struct gdn_shape &shape = op.shape;
+    const int n_pairs = (2 * DK + shape.dv) / 2, n_groups = (n - first + CONV_ROWS - 1) / CONV_ROWS;
+    const int kept_from = head % (shape.hv / shape.hk) == 0 ? 0 : 2 * DK;
+
+    for (int i = (int)threadIdx.x; i < n_pairs * n_groups; i += THREADS) {
+        const int own = i % n_pairs * 2, ch = channel_of(shape, head, own), r0 = first + i / n_pairs * CONV_ROWS;
+        uint32_t raw[TAPS - 1 + CONV_ROWS];
+        float2 w[TAPS], x[TAPS - 1 + CONV_ROWS];
+
 #pragma unroll
-    for (int i = 0; i < DV_MAX / 32; i++)
-        z[i] = warp < n && i * 32 < shape.dv ? bf16_load(a->mz, z_at + (size_t)(i * 32 + lane)) : 0;
-    for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
-        int t = i / n_ch, ch = i % n_ch;
+        for (int j = 0; j < TAPS - 1 + CONV_ROWS; j++) {
+            const int r = r0 + j - (TAPS - 1);
 
-        sh->window[shape.taps - 1 + t][ch] =
-            bf16_load(a->mz, (size_t)(row0 + t) * (size_t)a->mz_stride + (size_t)channel_of(shape, head, ch));
-    }
-    if ((int)threadIdx.x < n)
-        gates(op, sh, head, row0 + (int)threadIdx.x, (int)threadIdx.x);
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < n * n_ch; i += THREADS) {
-        int t = i / n_ch, ch = i % n_ch;
-        float sum = 0;
-
-        for (int j = 0; j < shape.taps; j++)
-            sum = fmaf(sh->conv[ch][j], sh->window[t + j][ch], sum);
-        sh->c[t][ch] = round_bf16(sum * sigmoid(sum));
-    }
-    __syncthreads();
-    if (a->mode == GDN_FROZEN) {
-        record_rows(op, sh, head, row0, n);
-        __syncthreads();
-    }
-    for (int i = warp; i < 2 * n; i += THREADS / 32) { /* q and k of each row */
-        float *x = &sh->c[i / 2][i % 2 * DK], factor = l2_factor(x) * (i % 2 == 0 ? rsqrtf((float)DK) : 1.0f);
-
-        __syncwarp();
-        for (int j = lane; j < DK; j += 32)
-            x[j] = x[j] * factor;
-    }
-    __syncthreads();
-    if (v < shape.dv)
-        for (int t = 0; t < n; t++) {
-            float q[QUARTER], o = 0;
-
-            step(s, &sh->c[t][DK], sh->c[t][2 * DK + v], sh->decay[t], sh->beta[t]);
-            load_quarter(q, sh->c[t]);
-#pragma unroll
-            for (int i = 0; i < QUARTER; i++)
-                o = fmaf(s[i], q[i], o);
-            o = quad_sum(o);
-            if (threadIdx.x % 4 == 0)
-                sh->o[t][v] = round_bf16(o);
+            raw[j] = r < n ? load_raw_pair(gdn_inputs_of(op, seg, begin + r), ch) : 0;
+            x[j] = pair_of(raw[j]);
         }
-    __syncthreads();
-    if (warp < n) {
-        const size_t out = ((size_t)(row0 + warp) * (size_t)shape.hv + (size_t)head) * (size_t)shape.dv;
-        const float *o = sh->o[warp];
-        float sum = 0, scale;
-
-        for (int i = lane; i < shape.dv; i += 32)
-            sum = fmaf(o[i], o[i], sum);
-        scale = rsqrtf(warp_sum(sum) / (float)shape.dv + a->eps);
 #pragma unroll
-        for (int j = 0; j < DV_MAX / 32; j++) {
-            const int i = j * 32 + lane;
-            float act = sigmoid(z[j]);
+        for (int j = 0; j < TAPS; j++)
+            w[j] = make_float2(sh->conv[own][j], sh->conv[own + 1][j]);
+#pragma unroll
+        for (int j = 0; j < CONV_ROWS; j++) {
+            const int r = r0 + j, pos = seg.pos + begin + r;
+            const uint32_t row = gdn_conv(w, &x[j]);
 
-            if (i >= shape.dv)
+            if (r >= n)
                 break;
-            if (a->gate == GATE_SILU)
-                act *= z[j];
-            bf16_store(a->out, out + (size_t)i, o[i] * scale * a->norm[i] * act);
+            *(uint32_t *)tile_at(&sh->stage, r, own) = row;
+            if (own < kept_from)
+                continue;
+            *(uint32_t *)(gdn_open_row(shape, seg.open, pos) + ch) = row;
+            *(uint32_t *)(gdn_open_input(shape, seg.open, pos) + ch) = raw[TAPS - 1 + j];
         }
     }
-    __syncthreads();
 }
 
-__global__ static void __launch_bounds__(THREADS, 1) gdn(struct gdn_op op) {
-    extern __shared__ char smem[];
-    struct gdn_shared *sh = (struct gdn_shared *)smem;
-    const struct shape &shape = op.shape;
-    const int seg = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, n_before = shape.taps - 1;
-    const int n_ch = 2 * DK + shape.dv, v = (int)threadIdx.x / 4;
-    float s[QUARTER] = {}, *s_row;
-    int n_segs, slot, row0, n_rows;
-    char *state;
+__device__ static void take_gates(const struct gdn_op &op, const struct gdn_seg &seg, int head,
+                                  struct system_shared *sh, int begin, int first, int n) {
+    const int r = (int)threadIdx.x, row = seg.row0 + begin + r;
+    float *gates = gdn_open_gates(op.shape, seg.open, seg.pos + begin + r);
+
+    if (r >= CHUNK)
+        return;
+    if (r >= first && r < n) {
+        gates[head] = gdn_decay(op, head, row);
+        gates[op.shape.hv + head] = gdn_beta(op, head, row);
+    }
+    sh->decay[r] = r < n ? gates[head] : 1;
+    sh->beta[r] = r < n ? gates[op.shape.hv + head] : 0;
+}
+
+/* Asynchronous, as load_open. Row 0 of the chunk would be row0 of the batch, here and below. */
+__device__ static void load_z(const struct gdn_op &op, int head, struct head_shared *sh, int row0, int first, int n) {
+    const int n_units = op.shape.dv / 8;
+
+    for (int i = (int)threadIdx.x; i < (n - first) * n_units; i += THREADS) {
+        const int r = first + i / n_units, u = i % n_units;
+
+        copy_async(&sh->z[r - first][u * 8], (const bf16 *)op.args.mz + gdn_z_at(op, head, row0 + r) + u * 8, 16);
+    }
+    copy_commit();
+}
+
+/* Rows [first, n) of o, in the tile of v. */
+__device__ static void finish_rows(const struct gdn_op &op, int head, struct head_shared *sh, int row0, int first,
+                                   int n) {
+    const int lane = (int)threadIdx.x % 32;
+
+    for (int r = first + (int)threadIdx.x / 32; r < n; r += SOLVE_WARPS) {
+        float o[LANE_VALUES], z[LANE_VALUES];
+
+#pragma unroll
+        for (int i = 0; i < LANE_VALUES; i++) {
+            const int v = i * 32 + lane;
+
+            o[i] = v < op.shape.dv ? bf16_load(unit_of<DV_MAX>(sh->stage.v, r, v / 8), (size_t)(v % 8)) : 0;
+            z[i] = v < op.shape.dv ? bf16_load(sh->z[r - first], (size_t)v) : 0;
+        }
+        gdn_finish(op, head, row0 + r, o, z);
+    }
+}
+
+/* Reads S, does not write it. A block may lie in two chunks: the first of them is then whole. */
+__global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
+    extern __shared__ __align__(128) char smem[];
+    struct head_shared *sh = (struct head_shared *)smem;
+    const struct gdn_shape &shape = op.shape;
+    const int at = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv;
+    const int v0 = (int)threadIdx.x / 32 * 16; /* the warp's first row of S */
+    float s[DK / 8][4] = {};
+    struct gdn_seg seg;
+    int n_segs;
 
     may_launch_next();
-    for (int i = (int)threadIdx.x; i < n_ch * shape.taps; i += THREADS) { /* no kernel writes these */
-        const int ch = i / shape.taps, tap = i % shape.taps;
-
-        sh->conv[ch][tap] = op.args.conv[(size_t)channel_of(shape, head, ch) * (size_t)shape.taps + (size_t)tap];
-    }
+    for (int i = (int)threadIdx.x; i < (2 * DK + shape.dv) * TAPS; i += THREADS) /* no kernel writes these */
+        sh->conv[i / TAPS][i % TAPS] =
+            op.args.conv[(size_t)channel_of(shape, head, i / TAPS) * (size_t)TAPS + (size_t)(i % TAPS)];
     wait_for_previous();
     n_segs = *op.batch.n_segs; /* all loads at once */
-    slot = op.batch.seg_slot[seg];
-    row0 = op.batch.seg_row[seg];
-    n_rows = op.batch.seg_row[seg + 1] - row0;
-    if (seg >= n_segs)
+    seg = gdn_seg_at(op, at);
+    if (at >= n_segs || seg.n > BLOCK_ROWS_MAX)
         return;
-    state = state_at(shape, op.state, op.state.live[slot], op.args.layer);
-    s_row = (float *)state + ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
-    if (v < shape.dv)
-        load_quarter(s, s_row);
-    for (int i = (int)threadIdx.x; i < n_before * n_ch; i += THREADS)
-        sh->window[i / n_ch][i % n_ch] =
-            bf16_load(state + shape.s_bytes,
-                      (size_t)(i / n_ch) * (size_t)shape.conv_dim + (size_t)channel_of(shape, head, i % n_ch));
-    __syncthreads();
-    for (int t = 0; t < n_rows; t += RUN_ROWS) {
-        int n = min(RUN_ROWS, n_rows - t);
+    if (v0 < shape.dv)
+        load_s(s, (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK);
+    for (int begin = -(seg.pos % CHUNK); begin < seg.n; begin += CHUNK) {
+        const int first = max(0, -begin), n = min(CHUNK, seg.n - begin), n_squares = (n + 15) / 16;
+        float t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {};
 
-        run_rows(op, sh, head, row0 + t, n, s);
-        if (t + n == n_rows)
-            break;
-        for (int c = 0; c < n_before; c++) /* a run that another follows is full: nothing overlaps */
-            for (int ch = (int)threadIdx.x; ch < n_ch; ch += THREADS)
-                sh->window[c][ch] = sh->window[n + c][ch];
         __syncthreads();
+        load_open(shape, seg.open, seg.pos + begin, head, &sh->stage, 0, first, n, n_squares * 16);
+        load_z(op, head, sh, seg.row0 + begin, first, n);
+        take_rows(op, seg, head, sh, begin, first, n);
+        take_gates(op, seg, head, &sh->system, begin, first, n);
+        copy_wait<0>();
+        __syncthreads();
+        solve_chunk<true>(sh->stage.k, sh->stage.q, &sh->system, sh->stage.x, sh->stage.a, &sh->stage.factors, first,
+                          n);
+        if (v0 < shape.dv) /* while two warps are about X */
+            read_state<true>(t, s, sh->stage.k, {0, n_squares});
+        __syncthreads();
+        if (v0 < shape.dv) {
+            chunk_u<true>(&sh->stage, t, u, {0, n_squares});
+            chunk_o<true>(&sh->stage, s, u, {first / 16, n_squares});
+            if (begin + CHUNK < seg.n)
+                chunk_s(&sh->stage, s, u);
+        }
+        __syncthreads();
+        finish_rows(op, head, sh, seg.row0 + begin, first, n);
     }
-    if (op.args.mode == GDN_ADVANCE && v < shape.dv)
-        store_quarter(s_row, s);
-}
-
-/* Columns := the last taps - 1 of (columns ++ n rows of m), of one channel. `to` may be `from`. */
-__device__ static void conv_shift(const struct shape &shape, const char *from, char *to, const void *m, size_t m_stride,
-                                  int n, int ch) {
-    float v[TAPS_MAX];
-
-    for (int c = 0; c < shape.taps - 1; c++) {
-        int src = n + c;
-
-        v[c] = src < shape.taps - 1 ? bf16_load(from, (size_t)src * (size_t)shape.conv_dim + (size_t)ch)
-                                    : bf16_load(m, (size_t)(src - (shape.taps - 1)) * m_stride + (size_t)ch);
-    }
-    for (int c = 0; c < shape.taps - 1; c++)
-        bf16_store(to, (size_t)c * (size_t)shape.conv_dim + (size_t)ch, v[c]);
-}
-
-/* A pass of its own: value heads of one key head all read its columns before they move. */
-__global__ static void gdn_conv(struct gdn_op op) {
-    int seg = (int)blockIdx.y, ch = (int)(blockIdx.x * blockDim.x + threadIdx.x), row0;
-    char *columns;
-
-    if (seg >= *op.batch.n_segs || ch >= op.shape.conv_dim)
-        return;
-    row0 = op.batch.seg_row[seg];
-    columns = state_at(op.shape, op.state, op.state.live[op.batch.seg_slot[seg]], op.args.layer) + op.shape.s_bytes;
-    conv_shift(op.shape, columns, columns, (const bf16 *)op.args.mz + (size_t)row0 * (size_t)op.args.mz_stride,
-               (size_t)op.args.mz_stride, op.batch.seg_row[seg + 1] - row0, ch);
 }
 
 static void launch_gdn(const struct launch *launch, const void *args) {
     const struct gdn_op *op = (const struct gdn_op *)args;
 
-    cudaFuncSetAttribute(gdn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct gdn_shared));
-    launch_early(launch->stream, true, gdn, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
-                 (int)sizeof(struct gdn_shared), *op);
-    if (op->args.mode == GDN_ADVANCE)
-        gdn_conv<<<dim3((unsigned)div_ceil((uint64_t)op->shape.conv_dim, 256), (unsigned)op->batch.n_segs_max), 256, 0,
-                   launch->stream>>>(*op);
+    if (op->args.mode == GDN_ADVANCE) {
+        gdn_advance_launch(launch, op);
+        return;
+    }
+    static_assert(sizeof(struct head_shared) <= SHARED_BYTES, "a chunk fits");
+    cudaFuncSetAttribute(verify, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct head_shared));
+    launch_early(launch->stream, true, verify, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
+                 (int)sizeof(struct head_shared), *op);
 }
 
-/* -ENOTSUP: head dimensions that no model of the family has. */
+/* -ENOTSUP: shapes that no model of the family has, and rows that are not aligned to 16 bytes. */
 int cuda_gdn(struct program *program, const struct gdn_args *args) {
-    struct gdn_op op = {*args, *args->batch, *args->state, {}, shape_of(args->state)};
+    int r = check_shape(args->state);
 
-    if (!shape_is_sound(args->state) || (args->mode == GDN_FROZEN && args->record == NULL))
-        return -EINVAL;
-    if (!shape_is_built(args->state))
+    if (r < 0)
+        return r;
+    if (args->mz_stride % 8 != 0 || (uintptr_t)args->mz % 16 != 0 || (uintptr_t)args->out % 16 != 0)
         return -ENOTSUP;
-    if (args->record != NULL)
-        op.record = *args->record;
-    return cuda_program_add(program, launch_gdn, &op, sizeof op, 0);
+    struct gdn_op op = {*args, *args->batch, *args->state, shape_of(args->state)};
+
+    return cuda_program_add(program, launch_gdn, &op, sizeof op,
+                            args->mode == GDN_ADVANCE ? gdn_advance_scratch_bytes(&op) : 0);
 }
 
 /* ---- commit ------------------------------------------------------------------------------------------------------- */
@@ -339,85 +248,87 @@ struct commit_op {
     struct gdn_commit_args args;
     struct batch batch;
     struct state_view state;
-    struct gdn_record record;
-    struct shape shape;
+    struct gdn_shape shape;
 };
 
-/* One head's S and its share of the layer's conv columns. */
-__global__ static void __launch_bounds__(THREADS, 1) gdn_commit(struct commit_op op) {
-    __shared__ float k[RUN_ROWS][DK], decay[RUN_ROWS], beta[RUN_ROWS];
-    const struct shape &shape = op.shape;
-    const int head = (int)blockIdx.x, seg = (int)blockIdx.y, layer = (int)blockIdx.z, v = (int)threadIdx.x / 4;
-    const size_t kv_width = (size_t)(shape.hk * DK + shape.hv * shape.dv);
-    int n, snapshot, slot, ch_begin, ch_end;
-    char *live, *rolling;
-    const float *kv, *gb;
-    const bf16 *m;
-    size_t row, s_at;
+/* The chunk of positions [grid, grid + CHUNK), all of them open rows, into one head's S and its share of the columns. */
+__device__ static void commit_head(const struct commit_op &op, struct head_shared *sh, int seq_slot, int grid,
+                                   bool has_snapshot, int layer, int head) {
+    const struct gdn_shape &shape = op.shape;
+    const struct gdn_open open = gdn_open_at(shape, op.state, seq_slot, layer);
+    const int v0 = (int)threadIdx.x / 32 * 16, r = (int)threadIdx.x; /* the warp's first row of S; a row of the chunk */
+    const int ch_begin = (int)((int64_t)shape.conv_dim * head / shape.hv);
+    const int ch_end = (int)((int64_t)shape.conv_dim * (head + 1) / shape.hv);
+    const size_t s_at = ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK * sizeof(float);
+    char *live = gdn_state_at(shape, op.state, op.state.live[seq_slot], layer);
+    char *rolling = gdn_state_at(shape, op.state, op.state.rolling[seq_slot], layer);
+    float s[DK / 8][4] = {}, t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {};
 
-    if (seg >= *op.batch.n_segs)
-        return;
-    n = op.args.seg_commit[seg];
-    snapshot = op.args.seg_snapshot[seg];
-    if (n <= 0 || n > RUN_ROWS)
-        return;
-    slot = op.batch.seg_slot[seg];
-    row = (size_t)layer * (size_t)op.batch.n_rows_max + (size_t)op.batch.seg_row[seg];
-    kv = op.record.kv + row * kv_width;
-    gb = op.record.g_beta + row * 2 * (size_t)shape.hv;
-    m = (const bf16 *)op.record.m + row * (size_t)shape.conv_dim;
-    live = state_at(shape, op.state, op.state.live[slot], layer);
-    rolling = state_at(shape, op.state, op.state.rolling[slot], layer);
-    s_at = ((size_t)head * (size_t)shape.dv + (size_t)v) * DK;
+    if (v0 < shape.dv)
+        load_s(s, (float *)(live + s_at));
+    load_open(shape, open, grid, head, &sh->stage, DK, CHUNK, CHUNK, CHUNK);
+    if (r < CHUNK) {
+        const float *gates = gdn_open_gates(shape, open, grid + r);
 
-    for (int i = (int)threadIdx.x; i < n * DK; i += THREADS)
-        k[i / DK][i % DK] = kv[(size_t)(i / DK) * kv_width + (size_t)(head / (shape.hv / shape.hk) * DK + i % DK)];
-    if ((int)threadIdx.x < n) {
-        decay[threadIdx.x] = expf(gb[threadIdx.x * 2 * (size_t)shape.hv + (size_t)head]);
-        beta[threadIdx.x] = gb[threadIdx.x * 2 * (size_t)shape.hv + (size_t)(shape.hv + head)];
+        sh->system.decay[r] = gates[head];
+        sh->system.beta[r] = gates[shape.hv + head];
     }
+    copy_wait<0>();
     __syncthreads();
-    for (int t = (int)threadIdx.x / 32; t < n; t += THREADS / 32) {
-        float factor = l2_factor(k[t]);
-
-        __syncwarp();
-        for (int j = (int)threadIdx.x % 32; j < DK; j += 32)
-            k[t][j] = k[t][j] * factor;
+    solve_chunk<false>(sh->stage.k, NULL, &sh->system, sh->stage.x, NULL, &sh->stage.factors, 0, CHUNK);
+    if (v0 < shape.dv)
+        read_state<false>(t, s, sh->stage.k, {});
+    __syncthreads();
+    if (v0 < shape.dv) {
+        chunk_u<false>(&sh->stage, t, u, {});
+        chunk_s(&sh->stage, s, u);
+        store_s((float *)(live + s_at), s);
+        if (has_snapshot)
+            store_s((float *)(rolling + s_at), s);
     }
-    __syncthreads();
-    if (v < shape.dv) {
-        float s[QUARTER];
+    for (int ch = ch_begin + r; ch < ch_end; ch += THREADS)
+        for (int c = 0; c < TAPS - 1; c++) {
+            const bf16 input = gdn_open_input(shape, open, grid + CHUNK - (TAPS - 1) + c)[ch];
+            const size_t to = (size_t)(c * shape.conv_dim + ch);
 
-        load_quarter(s, (const float *)live + s_at);
-        for (int t = 0; t < n; t++) {
-            step(s, k[t], kv[(size_t)t * kv_width + (size_t)(shape.hk * DK + head * shape.dv + v)], decay[t], beta[t]);
-            if (t + 1 == snapshot)
-                store_quarter((float *)rolling + s_at, s);
+            ((bf16 *)(live + shape.s_bytes))[to] = input;
+            if (has_snapshot)
+                ((bf16 *)(rolling + shape.s_bytes))[to] = input;
         }
-        store_quarter((float *)live + s_at, s);
-    }
-    ch_begin = (int)((int64_t)shape.conv_dim * head / shape.hv);
-    ch_end = (int)((int64_t)shape.conv_dim * (head + 1) / shape.hv);
-    for (int ch = ch_begin + (int)threadIdx.x; ch < ch_end; ch += THREADS) {
-        if (snapshot > 0)
-            conv_shift(shape, live + shape.s_bytes, rolling + shape.s_bytes, m, (size_t)shape.conv_dim, snapshot, ch);
-        conv_shift(shape, live + shape.s_bytes, live + shape.s_bytes, m, (size_t)shape.conv_dim, n, ch);
+    __syncthreads(); /* the next head's tiles take the place of these */
+}
+
+/* As many CTAs as run at a time; each has every so many heads. */
+__global__ static void __launch_bounds__(THREADS, 1) commit(struct commit_op op) {
+    extern __shared__ __align__(128) char smem[];
+
+    for (int seg = 0; seg < *op.batch.n_segs; seg++) {
+        const int n = op.args.seg_commit[seg], grid = op.batch.seg_pos[seg] / CHUNK * CHUNK;
+        const bool has_snapshot = op.args.seg_snapshot[seg] > 0;
+
+        if (n <= 0 || n > BLOCK_ROWS_MAX || op.batch.seg_pos[seg] + n < grid + CHUNK)
+            continue;
+        for (int i = (int)blockIdx.x; i < op.state.n_layers * op.shape.hv; i += (int)gridDim.x)
+            commit_head(op, (struct head_shared *)smem, op.batch.seg_slot[seg], grid, has_snapshot, i / op.shape.hv,
+                        i % op.shape.hv);
     }
 }
 
 static void launch_commit(const struct launch *launch, const void *args) {
     const struct commit_op *op = (const struct commit_op *)args;
+    const int n_heads = op->state.n_layers * op->shape.hv;
 
-    gdn_commit<<<dim3((unsigned)op->shape.hv, (unsigned)op->batch.n_segs_max, (unsigned)op->state.n_layers), THREADS, 0,
-                 launch->stream>>>(*op);
+    cudaFuncSetAttribute(commit, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct head_shared));
+    launch_early(launch->stream, false, commit, dim3((unsigned)min_int(n_heads, launch->n_multiprocessors)), THREADS,
+                 (int)sizeof(struct head_shared), *op);
 }
 
 int cuda_gdn_commit(struct program *program, const struct gdn_commit_args *args) {
-    struct commit_op op = {*args, *args->batch, *args->state, *args->record, shape_of(args->state)};
+    int r = check_shape(args->state);
 
-    if (!shape_is_sound(args->state))
-        return -EINVAL;
-    if (!shape_is_built(args->state))
-        return -ENOTSUP;
+    if (r < 0)
+        return r;
+    struct commit_op op = {*args, *args->batch, *args->state, shape_of(args->state)};
+
     return cuda_program_add(program, launch_commit, &op, sizeof op, 0);
 }

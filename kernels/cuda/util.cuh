@@ -10,8 +10,14 @@ __device__ static inline float bf16_load(const void *base, size_t i) {
 __device__ static inline void bf16_store(void *base, size_t i, float v) {
     ((bf16 *)base)[i] = __float2bfloat16_rn(v);
 }
+__device__ static inline uint32_t pack_bf16(float low, float high) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+
+    return *(uint32_t *)&v;
+}
+/* In the upper half of a pair it is a float already; and pairs are converted at several times the rate of single values. */
 __device__ static inline float round_bf16(float v) {
-    return __bfloat162float(__float2bfloat16_rn(v));
+    return __uint_as_float(pack_bf16(0, v));
 }
 __device__ static inline float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
@@ -80,10 +86,12 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], const void *share
                  : "r"((unsigned)__cvta_generic_to_shared(shared))
                  : "memory");
 }
-__device__ static inline uint32_t pack_bf16(float low, float high) {
-    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-
-    return *(uint32_t *)&v;
+/* Of a card from compute capability 9.0 on. */
+__device__ static inline void stmatrix_x4_trans(void *shared, const uint32_t r[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(shared)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
 }
 /* Two values as the sum of two bf16 each. */
 __device__ static inline void split_bf16(uint32_t *high, uint32_t *low, float a, float b) {

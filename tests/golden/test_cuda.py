@@ -87,8 +87,9 @@ def test_verify_blocks_equal_one_token_at_a_time(probe, golden, name):
     options = dict(model=golden / name, **CUDA.options)
     single = probe.arrays(ids, OUTPUTS, split=pieces(64, 1, len(ids)), **options)
     assert_same(single, probe.arrays(ids, OUTPUTS, **options), OUTPUTS, "whole")
-    for rows in (1, 7, 16):
-        assert_same(single, probe.arrays(ids, OUTPUTS, split=[64], verify=rows, **options), OUTPUTS, f"blocks of {rows}")
+    for begin, rows in ((64, 1), (64, 7), (64, 16), (37, 16)):
+        blocks = probe.arrays(ids, OUTPUTS, split=[begin], verify=rows, **options)
+        assert_same(single, blocks, OUTPUTS, f"blocks of {rows} from {begin} on")
 
 
 def test_drafts_after_verify_blocks_are_the_same(probe, golden):
@@ -106,7 +107,8 @@ def test_chunks_change_nothing_across_attention_spans(probe, golden):
     options = dict(model=golden / "dense-a", **CUDA.options)
     whole = probe.arrays(ids, OUTPUTS, **options)
     assert_same(whole, probe.arrays(ids, OUTPUTS, split=pieces(960, 64, 1200), **options), OUTPUTS, "chunks of 64")
-    assert_same(whole, probe.arrays(ids, OUTPUTS, split=[960], verify=16, **options), OUTPUTS, "blocks of 16")
+    for rows in (5, 16):
+        assert_same(whole, probe.arrays(ids, OUTPUTS, split=[960], verify=rows, **options), OUTPUTS, f"blocks of {rows}")
 
 
 @pytest.fixture(scope="module")

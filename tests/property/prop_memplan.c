@@ -38,8 +38,11 @@ static struct memplan_model some_model(uint64_t *random) {
 
     m.slot_bytes[KV_TARGET_FULL] = some_bytes(random, 24);
     m.layer_bytes = m.slot_bytes[KV_TARGET_FULL] / (1 + (uint64_t)below(random, 16));
-    if (below(random, 8) > 0)
+    if (below(random, 8) > 0) {
         m.slot_bytes[KV_TARGET_STATE] = some_bytes(random, 28);
+        if (below(random, 2) > 0)
+            m.open_bytes = some_bytes(random, 28);
+    }
     if (below(random, 3) > 0)
         m.slot_bytes[KV_DRAFT_FULL] = some_bytes(random, 22);
     if (below(random, 3) > 0) {
@@ -79,6 +82,7 @@ static void check_plan(const struct memplan *p) {
         CHECK((p->n_slots[g] > 0) == (m->slot_bytes[g] > 0));
         total += memplan_bytes(p, (enum kv_group)g);
     }
+    total += (uint64_t)p->max_seqs * m->open_bytes;
     total += (uint64_t)p->region_spans * (SPAN_TOKENS / PAGE_TOKENS) * m->layer_bytes;
     CHECK(total <= l->device_bytes);
     CHECK(p->max_seqs >= 1 && p->max_seqs <= l->max_seqs);
@@ -111,7 +115,7 @@ static void check_plan(const struct memplan *p) {
 /* Whether one seq alone, without restore points, fits: summed up the long way. */
 static bool can_fit_the_device(const struct memplan_model *m, const struct memplan_limits *l) {
     int n_tokens = l->max_context > 0 ? l->max_context : min_int(m->max_positions, MEMPLAN_CONTEXT_MIN);
-    uint64_t sum = 2 * m->slot_bytes[KV_TARGET_STATE];
+    uint64_t sum = 2 * m->slot_bytes[KV_TARGET_STATE] + m->open_bytes;
 
     for (int token = -PAGE_TOKENS; token < n_tokens; token += PAGE_TOKENS) /* the null page first */
         sum += m->slot_bytes[KV_TARGET_FULL] + m->slot_bytes[KV_DRAFT_FULL];

@@ -64,17 +64,24 @@ static inline void rig_open(struct rig *rig) {
     }
 }
 
+/* Frees the buffers made since there were n_bufs. */
+static inline void rig_forget(struct rig *rig, int n_bufs) {
+    for (; rig->n_bufs > n_bufs; rig->n_bufs--)
+        for (int i = 0; i < N_SIDES; i++)
+            rig->side[i].backend->mem_free(rig->side[i].device, MEM_DEVICE, rig->bufs[rig->n_bufs - 1].mem[i],
+                                           rig->bufs[rig->n_bufs - 1].bytes[i]);
+}
+
 /* Frees all buffers and weights. */
 static inline void rig_clear(struct rig *rig) {
+    rig_forget(rig, 0);
     for (int i = 0; i < N_SIDES; i++) {
         struct side *side = &rig->side[i];
 
-        for (int b = 0; b < rig->n_bufs; b++)
-            side->backend->mem_free(side->device, MEM_DEVICE, rig->bufs[b].mem[i], rig->bufs[b].bytes[i]);
         for (int w = 0; w < rig->n_weights; w++)
             side->backend->weight_free(side->device, rig->weights[w][i]);
     }
-    rig->n_bufs = rig->n_weights = 0;
+    rig->n_weights = 0;
 }
 
 static inline void rig_close(struct rig *rig) {

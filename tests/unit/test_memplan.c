@@ -32,7 +32,7 @@ static struct memplan_limits limits(uint64_t device_bytes) {
 }
 
 static uint64_t total(const struct memplan *plan) {
-    uint64_t sum = 0;
+    uint64_t sum = (uint64_t)plan->max_seqs * plan->model.open_bytes;
 
     for (int g = 0; g < KV_GROUP_N; g++)
         sum += memplan_bytes(plan, (enum kv_group)g);
@@ -89,6 +89,27 @@ static void states_over_a_quarter_lower_the_number_of_seqs(void **state) {
     assert_int_equal(plan.max_seqs, 20); /* 6144 / 300 */
     assert_non_null(strstr(plan.notice, "sched.max_seqs lowered from 32 to 20"));
     assert_true(plan.n_restore_points >= 40); /* two for each, more than a quarter would give */
+}
+
+static void open_chunks_are_in_the_plan(void **state) {
+    struct memplan_model m = model_27b();
+    struct memplan_limits l = limits(24 * GIB);
+    struct memplan plan;
+    struct text out;
+
+    (void)state;
+    m.open_bytes = 95 * MIB;
+    plan = accepts(&m, &l);
+    assert_int_equal(plan.max_seqs, 20); /* it is states that may have a quarter */
+    assert_true(l.device_bytes - total(&plan) < 5 * MIB);
+    text_init(&out, 1 << 16);
+    memplan_print(&plan, &out);
+    text_add(&out, "", 1);
+    assert_non_null(strstr(out.bytes, "1.9 GiB  rows since the last multiple of 64"));
+    text_deinit(&out);
+    l.max_context = 262144;
+    l.device_bytes = 4 * GIB;
+    refuses(&m, &l, "2 states of 157286400, an open chunk of 99614720, ");
 }
 
 static void the_context_is_what_fits_unless_it_was_asked_for(void **state) {
@@ -281,6 +302,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_large_model_on_80_gib_is_divided_as_computed_by_hand),
         cmocka_unit_test(states_over_a_quarter_lower_the_number_of_seqs),
+        cmocka_unit_test(open_chunks_are_in_the_plan),
         cmocka_unit_test(the_context_is_what_fits_unless_it_was_asked_for),
         cmocka_unit_test(the_largest_request_of_a_refusal_fits),
         cmocka_unit_test(more_memory_never_refuses_what_less_allowed),

@@ -39,11 +39,12 @@ struct need need_target(const struct model_info *info, const struct need_rows *r
     double n_seqs = rows->n_seqs, n_rows = n_seqs * rows->n_rows, n_outs = n_seqs * rows->n_outs;
     double head = (double)c->vocab * c->hidden, experts = c->n_experts > 0 ? expert(c) * c->n_layers : 0;
     double keys = n_rows * (rows->context + (rows->n_rows + 1) / 2.0);
+    double n_states = !rows->is_frozen ? 2 : info->state.open_bytes > 0 ? 1 : 3;
     struct need need;
 
     need.kv_bytes = n_seqs * token_bytes(&info->groups[KV_TARGET_FULL]) * rows->context;
     need.bytes = BF16_BYTES * (body(c) + experts * rows->n_experts + (rows->n_outs > 0 ? head : 0)) + need.kv_bytes +
-                 n_seqs * (rows->is_frozen ? 3.0 : 2.0) * (double)info->state.slot_bytes;
+                 n_seqs * n_states * (double)info->state.slot_bytes;
     need.ops = 2 * (n_rows * (body(c) + experts * c->top_k) + n_outs * head) +
                4.0 * c->n_heads * c->head_dim * n_full(c) * keys;
     return need;

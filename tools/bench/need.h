@@ -12,8 +12,10 @@ struct need_rows {
     int n_seqs;
     int n_rows, n_outs; /* of each seq: rows, and rows whose logits are wanted */
     int context;        /* tokens before its first row */
-    bool is_frozen;     /* the state is read by the pass, and read and written by the commit; else read and written */
-    double n_experts;   /* of each layer that some row chose; dense: ignored */
+    /* The state is read by the pass, and read and written by the commit, but where rows stay in an open chunk for 63 of 64
+     * tokens; else read and written. */
+    bool is_frozen;
+    double n_experts; /* of each layer that some row chose; dense: ignored */
 };
 
 struct need need_target(const struct model_info *info, const struct need_rows *rows);
