@@ -8,7 +8,7 @@ import pytest
 
 from ask import accept_length, ask_all, ask_one_by_one, check_answer, ids_of, wait_until_all_is_home
 from conftest import ROOT
-from tiny_pair import N_TOKENS, TinyPair, is_decided
+from tiny_pair import N_TOKENS, TinyPair, device_bytes, is_decided
 
 TINY = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
 WIDE = {"kv.device_bytes": "1GiB"}  # 32 seqs side by side: a quarter of it holds their states
@@ -121,17 +121,12 @@ def test_fast_numerics_accept_as_many_drafts(daemon):
     assert accept_length(answers) >= ACCEPT_LENGTH_MIN
 
 
-def small_device(backend):
-    """For two running seqs, 15 pages in f32 and 2 restore points. A card keeps open chunks beside the states."""
-    return (25 << 20) + (0 if backend == "cpu" else 2 * 1244160)
-
-
 @pytest.mark.parametrize("params", ({}, {"speculate": False}, {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.3}),
                          ids=("drafts", "plain", "sampled"))
 def test_who_is_preempted_goes_on_with_the_same_tokens(daemon, long, backend, params):
     """Seqs that come to need 8 pages each share 15: two are admitted, and pages run out while they decode. On a card one
     may have ended before the next has come to its last pages, so there it takes more of them."""
-    small = {"kv.device_bytes": small_device(backend), "kv.dtype": "f32", "kv.draft_dtype": "f32",
+    small = {"kv.device_bytes": device_bytes(25, 2, backend), "kv.dtype": "f32", "kv.draft_dtype": "f32",
              "draft.fallback": "false"}
     asked = [{"prompt_ids": TINY.prompts[9][i:] + TINY.prompts[9][:i], "temperature": 0, "ignore_eos": True,
               "max_tokens": 180, **params} for i in range(12 if long or backend != "cpu" else 2)]
@@ -175,7 +170,7 @@ def test_a_crowd_on_a_small_device_gets_what_each_gets_alone(daemon, long, backe
     settings = {"kv.dtype": "f32", "kv.draft_dtype": "f32"}
     with daemon(**settings, **{"draft.path": "", "kv.device_bytes": "256MiB"}).connect() as client:
         alone = ask_one_by_one(client, [{**request, "cache": "bypass"} for request in asked])
-    small = daemon(**settings, **{"kv.device_bytes": small_device(backend), "sched.prefill_chunk": 128})
+    small = daemon(**settings, **{"kv.device_bytes": device_bytes(25, 2, backend), "sched.prefill_chunk": 128})
     with small.connect() as client, small.connect() as other:
         for begin in range(0, len(asked), 48):
             part = asked[begin:begin + 48]

@@ -3,7 +3,7 @@ import concurrent.futures
 
 import pytest
 from conftest import ROOT
-from tiny_pair import TinyPair
+from tiny_pair import TinyPair, device_bytes
 
 PAIR = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
 TEXT = [token for prompt in PAIR.prompts for token in prompt]
@@ -90,9 +90,9 @@ def test_a_session_goes_on_from_host_memory(daemon):
 
 
 @pytest.mark.parametrize("share", [0, 40])
-def test_a_flood_of_one_user_leaves_the_other_his_share(daemon, other_user, share):
-    one = daemon(**{"kv.device_bytes": "40MiB", "kv.host_bytes": "40MiB", "kv.restore": "always", "sched.max_seqs": 1,
-                    "kv.restore_points": 1, "limits.max_context": 1024, "server.socket_mode": "0666",
+def test_a_flood_of_one_user_leaves_the_other_his_share(daemon, other_user, backend, share):
+    one = daemon(**{"kv.device_bytes": device_bytes(40, 1, backend), "kv.host_bytes": "40MiB", "kv.restore": "always",
+                    "sched.max_seqs": 1, "kv.restore_points": 1, "limits.max_context": 1024, "server.socket_mode": "0666",
                     "kv.share_per_uid": share})
     client, other = one.connect(), other_user(one)
     ids = TEXT[:257]

@@ -17,5 +17,10 @@ class TinyPair:
         return [case["prompt_ids"] for case in self.cases]
 
 
+def device_bytes(mib, n_seqs, backend):
+    """kv.device_bytes that hold beside n_seqs running seqs what `mib` hold on the CPU: a card keeps open chunks of them."""
+    return (mib << 20) + (0 if backend == "cpu" else n_seqs * 1244160)
+
+
 def is_decided(case):
     return case["min_logit_margin"] > MARGIN_MIN
