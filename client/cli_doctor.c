@@ -51,7 +51,7 @@ static bool check_socket(struct doctor *doctor) {
     struct stat st;
 
     if (stat(path, &st) != 0) {
-        note(doctor, FAIL, "socket", "start spillwayd (systemctl start spillwayd), or give --socket its server.socket",
+        note(doctor, FAIL, "socket", "start spillwayd (systemctl start spillway), or give --socket its server.socket",
              "%s: %s", path, strerror(errno));
         return false;
     }
