@@ -1,5 +1,6 @@
 """The first thing anybody tries."""
 import json
+import os
 
 from conftest import ROOT
 
@@ -20,3 +21,10 @@ def test_the_same_prompt_again_comes_from_the_cache_but_for_its_last_page(daemon
     assert first["usage"]["cached"] == {"device": 0, "host": 0, "disk": 0}
     assert second["usage"]["cached"] == {"device": (n_prompt - 1) // 64 * 64, "host": 0, "disk": 0}
     assert second["text"] == first["text"]
+
+
+def test_a_model_folder_may_have_any_name(daemon, tmp_path):
+    folder = bytes(tmp_path) + b"/m\xff\xe4o"
+    os.symlink(bytes(ROOT / "share/tiny/target"), folder)
+    with daemon(**{"model.path": os.fsdecode(folder)}).connect() as client:
+        assert client.call("model.info")["name"] == "m\ufffd\ufffdo"
