@@ -87,6 +87,7 @@ static int grow(struct conn *conn) {
 /* ---- messages ---- */
 
 static void answer(struct conn *conn, uint32_t id, enum proto_code code, const char *why) {
+    conn->hub->stats.n_errors[code]++;
     proto_error(&conn->hub->out, id, code, why);
     if (conn_out_put(conn, &conn->hub->out) != 0) { /* no memory for a short message: nothing can be said any more */
         conn->close_wanted = true;

@@ -304,6 +304,23 @@ def test_internal_without_memory_and_all_is_well_after_it(daemon):
     run(check())
 
 
+def test_every_error_is_counted(daemon):
+    counted = daemon()
+
+    async def check():
+        async with await Raw.open(counted.socket) as raw:
+            assert (await refusal(raw, "gen.start")).code == "BAD_PARAM"
+            assert (await refusal(raw, "server.halth")).code == "UNKNOWN_METHOD"
+            assert (await refusal(raw, "session.info", name="nobody's")).code == "NOT_FOUND"
+        async with await Raw.open(counted.socket, hello=False) as raw:
+            assert (await refusal(raw, "gen.list")).code == "FORBIDDEN"
+
+    run(check())
+    metrics = counted.metrics()
+    for code in "BAD_PARAM", "UNKNOWN_METHOD", "NOT_FOUND", "FORBIDDEN":
+        assert metrics[f'spillway_errors_total{{code="{code}"}}'] == 1, code
+
+
 # ---- finish reasons
 
 
