@@ -93,7 +93,9 @@ const struct config_key config_keys[] = {
          "its\n"
          "last part is missing; one daemon at a time may use it, and it must be on a local file system. Empty: none."},
     {"kv", "disk_bytes", CONFIG_BYTES, FIELD(kv.disk_bytes), "0", 0, 1024 * TIB, .unit = "bytes",
-     .doc = "How much of the disk may be filled: 0 for no disk tier, else 256MiB or more. kv.disk_path says where."},
+     .doc =
+         "How much of the disk may be filled: 0 for no disk tier, else 256MiB or more. kv.disk_path says where; what\n"
+         "goes there passes through kv.host_bytes, which must not be 0 then."},
     {"kv", "dtype", CONFIG_WORD, FIELD(kv.dtype), "auto", .words = dtype_words,
      .doc = "Element type of the model's keys and values. auto: bf16, and f32 where model.numeric is reference. f32 "
             "exists\n"
