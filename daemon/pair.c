@@ -1,12 +1,13 @@
 #include "pair.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "fingerprint.h"
-#include "utf8.h"
+#include "text.h"
 
 enum { STEPS_IN_RING = 8 /* above DEVICE_PLANS_MAX plans of three passes each */ };
 
@@ -307,25 +308,20 @@ static int open_engine(struct pair *pair, const struct config *config, uint64_t 
 
 /* Clients are told it: what is not UTF-8 becomes U+FFFD. */
 static char *last_name(const char *path) {
-    size_t n = strlen(path), begin, at = 0;
-    char *name;
+    size_t n = strlen(path), begin;
+    struct text name;
 
     while (n > 1 && path[n - 1] == '/')
         n--;
     for (begin = n; begin > 0 && path[begin - 1] != '/'; begin--)
         ;
-    name = malloc((n - begin) * UTF8_CHAR_BYTES_MAX + 1);
-    if (!name)
-        return NULL;
-    while (begin < n) {
-        uint32_t cp = UTF8_REPLACEMENT;
-        int k = utf8_decode((const unsigned char *)path + begin, n - begin, &cp);
-
-        at += (size_t)utf8_encode(k > 0 ? cp : UTF8_REPLACEMENT, name + at);
-        begin += k > 0 ? (size_t)k : k < 0 ? (size_t)-k : n - begin;
-    }
-    name[at] = '\0';
-    return name;
+    text_init(&name, SIZE_MAX);
+    text_add_lossy(&name, (struct span){path + begin, n - begin});
+    text_add(&name, "", 1);
+    if (name.error == 0)
+        return name.bytes;
+    text_deinit(&name);
+    return NULL;
 }
 
 /* A slot is the same bytes in host memory and on disk, so it lies as the disk wants it. */

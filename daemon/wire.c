@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "utf8.h"
 #include "value.h"
 
 enum { INT_DIGITS_MAX = 20 }; /* of 64 bits, with a sign */
@@ -67,19 +66,9 @@ void wire_key(struct wire_out *out, const char *name) {
 
 void wire_lossy(struct wire_out *out, struct span string) {
     struct text text;
-    char character[UTF8_CHAR_BYTES_MAX];
-    size_t i = 0;
 
     text_init(&text, out->bytes.n_max);
-    while (i < string.n) {
-        uint32_t cp = UTF8_REPLACEMENT;
-        int n = utf8_decode((const unsigned char *)string.bytes + i, string.n - i, &cp);
-
-        if (n <= 0)
-            cp = UTF8_REPLACEMENT;
-        text_add(&text, character, (size_t)utf8_encode(cp, character));
-        i += n > 0 ? (size_t)n : n < 0 ? (size_t)-n : string.n - i;
-    }
+    text_add_lossy(&text, string);
     if (text.error != 0 && out->bytes.error == 0)
         out->bytes.error = text.error;
     wire_str(out, text_span(&text));

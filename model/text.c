@@ -59,6 +59,21 @@ void text_add_string(struct text *text, const char *string) {
     text_add(text, string, strlen(string));
 }
 
+void text_add_lossy(struct text *text, struct span string) {
+    char character[UTF8_CHAR_BYTES_MAX];
+    size_t i = 0;
+
+    while (i < string.n) {
+        uint32_t cp = UTF8_REPLACEMENT;
+        int n = utf8_decode((const unsigned char *)string.bytes + i, string.n - i, &cp);
+
+        if (n <= 0)
+            cp = UTF8_REPLACEMENT;
+        text_add(text, character, (size_t)utf8_encode(cp, character));
+        i += n > 0 ? (size_t)n : n < 0 ? (size_t)-n : string.n - i;
+    }
+}
+
 struct span text_span(const struct text *text) {
     return (struct span){text->bytes, text->n};
 }

@@ -24,6 +24,7 @@ void text_clear(struct text *text);
 
 void text_add(struct text *text, const char *bytes, size_t n);
 void text_add_string(struct text *text, const char *string);
+void text_add_lossy(struct text *text, struct span string); /* what is not UTF-8 becomes U+FFFD */
 
 struct span text_span(const struct text *text); /* valid until the next append */
 struct span span_of(const char *string);
