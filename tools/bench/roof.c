@@ -35,14 +35,21 @@ static void raise_to(double *roof, double rate) {
 
 /* ---- device memory -------------------------------------------------------------------------------------------------- */
 
+static int time_product(struct rig *rig, int n, int k, int n_rows, size_t bytes, double *ret_seconds) {
+    struct product product;
+    int r = product_open(&product, rig, n, k, LINEAR_STORE, n_rows, bytes);
+
+    if (r == 0)
+        r = product_time(&product, n_rows, product.n_copies, ret_seconds);
+    product_close(&product);
+    return r;
+}
+
 static int read_by_product(struct rig *rig, struct roof *roof, struct ways *ways) {
     const struct rig_scale *scale = &rig->scale;
     double bytes = (double)scale->read_n * scale->read_k * 2, seconds;
-    struct product product;
-    int r = product_open(&product, rig, scale->read_n, scale->read_k, LINEAR_STORE, 1, scale->read_bytes);
+    int r = time_product(rig, scale->read_n, scale->read_k, 1, scale->read_bytes, &seconds);
 
-    if (r == 0)
-        r = product_time(&product, 1, product.n_copies, &seconds);
     if (r == 0) {
         struct figure *f = add_way(ways, "one row times matrices", seconds);
 
@@ -50,7 +57,6 @@ static int read_by_product(struct rig *rig, struct roof *roof, struct ways *ways
         figure_add(f, "TB_per_s", bytes / seconds * 1e-12);
         raise_to(&roof->read, bytes / seconds);
     }
-    product_close(&product);
     return r;
 }
 
@@ -127,11 +133,8 @@ static int read_by_loop(struct rig *rig, struct roof *roof, struct ways *ways) {
 static int multiply(struct rig *rig, struct roof *roof, struct ways *ways) {
     int n = rig->scale.matrix_n, n_rows = rig->scale.matrix_rows;
     double ops = 2.0 * n * n * n_rows, seconds;
-    struct product product;
-    int r = product_open(&product, rig, n, n, LINEAR_STORE, n_rows, 1);
+    int r = time_product(rig, n, n, n_rows, 1, &seconds);
 
-    if (r == 0)
-        r = product_time(&product, n_rows, 1, &seconds);
     if (r == 0) {
         struct figure *f = add_way(ways, "one large product", seconds);
 
@@ -139,7 +142,6 @@ static int multiply(struct rig *rig, struct roof *roof, struct ways *ways) {
         figure_add(f, "TFLOP_per_s", ops / seconds * 1e-12);
         raise_to(&roof->matrix, ops / seconds);
     }
-    product_close(&product);
     return r;
 }
 
