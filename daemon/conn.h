@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "proto.h"
+
 struct conn;
 struct request;
 struct wire_out;
@@ -34,9 +36,10 @@ struct conn_limits {
 struct conn_callbacks {
     void *user;
     void (*on_request)(void *user, struct conn *conn, struct request *request); /* the request is the callee's */
-    void (*on_slow)(void *user, struct conn *conn);    /* once each time it is congested: give up its work */
-    void (*on_drained)(void *user, struct conn *conn); /* no longer congested */
-    void (*on_close)(void *user, struct conn *conn);   /* exactly once; what is sent from now on is dropped */
+    void (*on_error)(void *user, enum proto_code code); /* an error was answered before a method was called */
+    void (*on_slow)(void *user, struct conn *conn);     /* once each time it is congested: give up its work */
+    void (*on_drained)(void *user, struct conn *conn);  /* no longer congested */
+    void (*on_close)(void *user, struct conn *conn);    /* exactly once; what is sent from now on is dropped */
 };
 
 /* Takes the bytes of one message, in order; they leave at the end of this loop turn. The wire_out is empty afterwards

@@ -87,11 +87,13 @@ static int grow(struct conn *conn) {
 /* ---- messages ---- */
 
 static void answer(struct conn *conn, uint32_t id, enum proto_code code, const char *why) {
-    conn->hub->stats.n_errors[code]++;
-    proto_error(&conn->hub->out, id, code, why);
-    if (conn_out_put(conn, &conn->hub->out) != 0) { /* no memory for a short message: nothing can be said any more */
+    struct conn_hub *hub = conn->hub;
+
+    hub->callbacks.on_error(hub->callbacks.user, code);
+    proto_error(&hub->out, id, code, why);
+    if (conn_out_put(conn, &hub->out) != 0) { /* no memory for a short message: nothing can be said any more */
         conn->close_wanted = true;
-        conn_hub_mark(conn->hub, conn);
+        conn_hub_mark(hub, conn);
     }
 }
 

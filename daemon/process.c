@@ -375,6 +375,12 @@ static void on_request(void *user, struct conn *conn, struct request *request) {
     service_request(user, conn, request);
 }
 
+static void on_error(void *user, enum proto_code code) {
+    struct service *service = user;
+
+    metrics_add(&service->metrics, METRIC_ERRORS, (int)code, 1);
+}
+
 static void on_slow(void *user, struct conn *conn) {
     struct service *service = user;
 
@@ -414,6 +420,7 @@ static int open_server(struct process *p, int listen_fd, struct report *report) 
                                                 .linger_ms = LINGER_MS},
                                      .callbacks = {.user = &p->service,
                                                    .on_request = on_request,
+                                                   .on_error = on_error,
                                                    .on_slow = on_slow,
                                                    .on_drained = on_drained,
                                                    .on_close = on_close}};

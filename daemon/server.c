@@ -176,7 +176,7 @@ static void reject(struct server *server, int fd) {
     wire_out_deinit(&out);
     close(fd);
     server->hub.stats.n_rejected++;
-    server->hub.stats.n_errors[PROTO_BUSY]++;
+    server->hub.callbacks.on_error(server->hub.callbacks.user, PROTO_BUSY);
 }
 
 static void on_readable(void *user);

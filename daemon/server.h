@@ -4,7 +4,6 @@
 #include <stdint.h>
 
 #include "conn.h"
-#include "proto.h"
 
 struct report;
 struct server;
@@ -22,11 +21,10 @@ struct server_options {
     struct conn_callbacks callbacks;
 };
 
-struct server_stats {                 /* counts since the start, but for those of now */
-    uint64_t n_accepted, n_rejected;  /* connections; rejected: too many */
-    uint64_t n_accept_errors;         /* out of descriptors or memory: accepting paused */
-    uint64_t n_requests, n_refused;   /* handed on; answered with an error right here */
-    uint64_t n_errors[PROTO_N_CODES]; /* those answers, rejected connections' included */
+struct server_stats {                /* counts since the start, but for those of now */
+    uint64_t n_accepted, n_rejected; /* connections; rejected: too many */
+    uint64_t n_accept_errors;        /* out of descriptors or memory: accepting paused */
+    uint64_t n_requests, n_refused;  /* handed on; answered with an error right here */
     uint64_t n_bad_frames, n_slow_closes;
     uint64_t in_bytes, out_bytes;
     uint32_t n_conns;                   /* now, lingering ones included */

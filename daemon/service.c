@@ -90,10 +90,6 @@ static void update_server(struct service *service) {
     metrics_set(m, METRIC_CONNECTIONS_REJECTED, 0, (int64_t)s.n_rejected);
     metrics_set(m, METRIC_BAD_FRAMES, 0, (int64_t)s.n_bad_frames);
     metrics_set(m, METRIC_SLOW_CLIENTS, 0, (int64_t)s.n_slow_closes);
-    for (int code = 0; code < PROTO_N_CODES; code++) { /* beside those that the methods count */
-        metrics_add(m, METRIC_ERRORS, code, (int64_t)(s.n_errors[code] - service->n_errors_seen[code]));
-        service->n_errors_seen[code] = s.n_errors[code];
-    }
     metrics_set(m, METRIC_READ_BYTES, 0, (int64_t)s.in_bytes);
     metrics_set(m, METRIC_WRITTEN_BYTES, 0, (int64_t)s.out_bytes);
 }

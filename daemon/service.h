@@ -5,7 +5,6 @@
 #include "log.h"
 #include "metrics.h"
 #include "pair.h"
-#include "proto.h"
 #include "session_files.h"
 #include "sessions.h"
 #include "wire.h"
@@ -28,7 +27,6 @@ struct service {
     struct log log;
     struct metrics metrics;
     struct server *server;
-    uint64_t n_errors_seen[PROTO_N_CODES]; /* of the server, by the metrics */
     enum service_phase phase;
     struct pair_progress progress;
     struct pair pair;           /* from SERVING on */

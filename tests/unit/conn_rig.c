@@ -53,6 +53,10 @@ static void on_request(void *user, struct conn *conn, struct request *request) {
         conn_close(conn);
 }
 
+static void on_error(void *user, enum proto_code code) {
+    ((struct rig *)user)->n_errors[code]++;
+}
+
 static void on_slow(void *user, struct conn *conn) {
     (void)conn;
     ((struct rig *)user)->n_slow++;
@@ -104,7 +108,7 @@ int rig_setup(void **state) {
                    .slow_timeout_ms = 200,
                    .message_timeout_ms = 300,
                    .linger_ms = 200},
-        .callbacks = {rig, on_request, on_slow, on_drained, on_close},
+        .callbacks = {rig, on_request, on_error, on_slow, on_drained, on_close},
     };
     *state = rig;
     return 0;

@@ -32,6 +32,7 @@ struct rig {
     uint32_t held_id[HELD_MAX];
     int closes_after; /* that many requests, from inside on_request; 0: not */
     int n_held, n_requests, n_closes, n_slow, n_drained, n_fds;
+    int n_errors[PROTO_N_CODES];
     size_t prompt_bytes;
     size_t answer_bytes; /* of the string in an answer */
 };

@@ -79,6 +79,10 @@ static void what_the_table_refuses_is_answered_and_goes_no_further(void **state)
     client_expect(&client, 8, "UNKNOWN_METHOD");
     assert_int_equal(rig->n_requests, 3);
     assert_int_equal(rig_stats(rig).n_refused, 4);
+    assert_int_equal(rig->n_errors[PROTO_FORBIDDEN], 1);
+    assert_int_equal(rig->n_errors[PROTO_BAD_PARAM], 1);
+    assert_int_equal(rig->n_errors[PROTO_MODEL_NOT_READY], 1);
+    assert_int_equal(rig->n_errors[PROTO_UNKNOWN_METHOD], 1);
     assert_true(conn_is_admin(rig->last));
     assert_int_equal(conn_uid(rig->last), geteuid());
     assert_int_equal(conn_gid(rig->last), getegid());
