@@ -25,8 +25,8 @@ const struct proto_about proto_codes[PROTO_N_CODES] = {
         {"BUSY",
          "A queue or the number of connections is full. `data.retry_ms` says when to try again. With too many "
          "connections this comes with `id` 0 before any request, and the connection is closed.",
-         "{\"code\": \"BUSY\", \"message\": \"256 requests wait, the limit is 256; try again in 900 ms\", \"data\": "
-         "{\"retry_ms\": 900, \"n_waiting\": 256}}"},
+         "{\"code\": \"BUSY\", \"message\": \"all places are taken and 16 requests wait for one, "
+         "sched.queue_max is 16; try again in 900 ms\", \"data\": {\"n_waiting\": 16, \"retry_ms\": 900}}"},
     [PROTO_QUOTA] =
         {"QUOTA", "The user has as many of something as one user may have.",
          "{\"code\": \"QUOTA\", \"message\": \"user 1000 has 64 sessions, the limit is 64\", \"data\": {\"n\": 64, "

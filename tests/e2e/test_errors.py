@@ -134,6 +134,35 @@ def test_busy_when_as_many_wait_as_may(daemon):
     run(check())
 
 
+@pytest.mark.parametrize("n_places, queue_max, n_asked", [(8, 1, 9), (2, 0, 2)])
+def test_who_finds_a_place_does_not_wait(daemon, n_places, queue_max, n_asked):
+    """All in one write: none of them has its place yet when the next one comes."""
+    some = daemon(**{"sched.max_seqs": n_places, "sched.queue_max": queue_max})
+
+    async def check():
+        async with await Raw.open(some.socket) as raw:
+            packed = [raw.pack("gen.start", LONG) for _ in range(n_asked + 1)]
+            await raw.send(b"".join(data for _, data in packed))
+            ids = [request_id for request_id, _ in packed]
+            with pytest.raises(Refused) as caught:
+                await raw.answer(ids.pop())
+            assert caught.value.code == "BUSY" and caught.value.data["n_waiting"] == queue_max
+            assert f"{queue_max} requests wait" in caught.value.message
+            assert f"sched.queue_max is {queue_max}" in caught.value.message
+            assert f"again in {caught.value.data['retry_ms']} ms" in caught.value.message
+            for request_id in ids[:n_places]:
+                await wait_for_text(raw, request_id)
+            assert await raw.call("gen.cancel", id=ids[0]) == {}
+            await raw.answer(ids[0])
+            ids.append(await raw.start("gen.start", **LONG))  # its place is free before its last plan is home
+            await wait_for_text(raw, ids[n_places])
+            for request_id in ids[1:]:
+                await raw.call("gen.cancel", id=request_id)
+                assert (await raw.answer(request_id))["finish_reason"] == "cancelled"
+
+    run(check())
+
+
 def test_busy_when_requests_hold_as_much_memory_as_they_may(daemon):
     few = daemon(**{"sched.max_seqs": 1, "limits.pending_bytes": "1MiB", "limits.requests": 64})
 
