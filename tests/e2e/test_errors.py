@@ -125,7 +125,9 @@ def test_busy_when_as_many_wait_as_may(daemon):
             assert error.code == "BUSY" and error.data["n_waiting"] == 1 and error.data["retry_ms"] > 0
             third = await Raw.open(few.socket, hello=False)
             await third.ended.wait()
-            assert [e["code"] for e in third.unasked] == ["BUSY"] and third.unasked[0]["data"] == {"n_max": 2}
+            assert [e["code"] for e in third.unasked] == ["BUSY"]
+            assert third.unasked[0]["data"] == {"n_max": 2, "retry_ms": 1000}
+            assert "limits.connections is 2; try again in 1000 ms" in third.unasked[0]["message"]
             await third.close()
             for request_id in reversed(ids):
                 await raw.call("gen.cancel", id=request_id)
