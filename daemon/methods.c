@@ -120,8 +120,7 @@ static void health(const struct call *call) {
     put_bool(out, "ready", service->phase == SERVICE_SERVING);
     put_bool(out, "progressing", service_is_progressing(service));
     put_cstr(out, "phase", PHASES[service->phase]);
-    put_int(out, "percent",
-            service->phase == SERVICE_LOADING ? __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE) : 100);
+    put_int(out, "percent", service_percent(service));
 }
 
 static void stats(const struct call *call) {

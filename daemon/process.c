@@ -158,6 +158,7 @@ static void drain(struct service *service) {
         return;
     }
     service->phase = SERVICE_DRAINING;
+    service->n_draining = gens_count(service->gens);
     begin_draining(p);
     p->extended_us = 0; /* the manager counts anew from STOPPING on */
     extend(p);

@@ -167,7 +167,9 @@ static const struct proto_field health_fields[] = {
     {"ready", "bool", "requests are served"},
     {"progressing", "bool", "work is done, or there is none"},
     {"phase", "string", "\"loading\", \"serving\" or \"draining\""},
-    {"percent", "int", "of the phase, 0 to 100"},
+    {"percent", "int",
+     "of the phase: loading, what is done; serving, 100; draining, 0 to 99: of the requests that ran when it began, "
+     "those that have ended"},
 };
 static const struct proto_field stats_fields[] = {
     {"uptime_ms", "int", "since the start"},

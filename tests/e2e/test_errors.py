@@ -304,10 +304,16 @@ def test_shutting_down_for_what_comes_while_draining(daemon):
 
     async def check():
         async with await Raw.open(draining.socket) as raw:
-            request_id = await raw.start("gen.start", **LONG, max_tokens=300)
-            await wait_for_text(raw, request_id)
+            request_id = await raw.start("gen.start", **LONG, max_tokens=600)
+            other_id = await raw.start("gen.start", **LONG)
+            await wait_for_text(raw, other_id)
+            assert (await raw.call("server.health"))["percent"] == 100
             await raw.call("server.drain")
-            assert (await raw.call("server.health"))["phase"] == "draining"
+            health = await raw.call("server.health")
+            assert (health["phase"], health["percent"], health["ready"]) == ("draining", 0, False)
+            await raw.call("gen.cancel", id=other_id)
+            await raw.answer(other_id)
+            assert (await raw.call("server.health"))["percent"] == 49
             assert (await refusal(raw, "gen.start", prompt="a")).code == "SHUTTING_DOWN"
             assert (await raw.answer(request_id))["finish_reason"] == "length"
 
