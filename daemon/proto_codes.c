@@ -34,7 +34,8 @@ const struct proto_about proto_codes[PROTO_N_CODES] = {
          "{\"code\": \"QUOTA\", \"message\": \"user 1000 has 64 sessions, the limit is 64\", \"data\": {\"n\": 64, "
          "\"n_max\": 64}}"},
     [PROTO_NOT_FOUND] = {"NOT_FOUND", "No session or running request of that name or id is this user's.",
-                         "{\"code\": \"NOT_FOUND\", \"message\": \"there is no session \\\"notes\\\"\", \"data\": {}}"},
+                         "{\"code\": \"NOT_FOUND\", \"message\": \"there is no session \\\"notes\\\"; "
+                         "session.open makes one\", \"data\": {}}"},
     [PROTO_FORBIDDEN] =
         {"FORBIDDEN", "The method is for the administrator, or came before `hello`.",
          "{\"code\": \"FORBIDDEN\", \"message\": \"server.drain is for uid 0 and the daemon's own; this connection is "

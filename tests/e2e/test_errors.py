@@ -102,11 +102,18 @@ def test_forbidden_for_other_users(daemon):
 def test_not_found_for_what_is_not_there(one):
     async def check():
         async with await Raw.open(one.socket) as raw, await Raw.open(one.socket) as other:
-            assert (await refusal(raw, "gen.start", prompt="a", session="nobody's")).code == "NOT_FOUND"
-            assert (await refusal(raw, "session.info", name="nobody's")).code == "NOT_FOUND"
+            for method, params in (("gen.start", {"prompt": "a", "session": "nobody's"}),
+                                   *((f"session.{verb}", {"name": "nobody's"}) for verb in
+                                     ("info", "close", "park", "resume", "pin", "unpin")),
+                                   ("session.fork", {"name": "nobody's", "new_name": "b"})):
+                error = await refusal(raw, method, **params)
+                assert error.code == "NOT_FOUND" and 'no session "nobody\'s"' in error.message, method
             request_id = await other.start("gen.start", **LONG)
             await wait_for_text(other, request_id)
-            assert (await refusal(raw, "gen.cancel", id=request_id)).code == "NOT_FOUND"  # another connection's
+            error = await refusal(raw, "gen.cancel", id=request_id)  # another connection's
+            assert error.code == "NOT_FOUND" and f"the id {request_id};" in error.message
+            error = await refusal(raw, "gen.cancel", gen=1 << 40)
+            assert error.code == "NOT_FOUND" and f"the number {1 << 40};" in error.message
             assert await other.call("gen.cancel", id=request_id) == {}
             assert (await other.answer(request_id))["finish_reason"] == "cancelled"
 

@@ -165,6 +165,7 @@ def test_a_damaged_record_is_told_and_harms_no_other(daemon, disk):
                 with pytest.raises(spillway.Corrupt) as refused:
                     client.call(method, params)
                 assert str(disk["kv.disk_path"]) in refused.value.message
+                assert f'session "{name}"' in refused.value.message
         assert first.read_bytes() == content
         for name in set("abc") - {whole}:
             client.call("session.close", {"name": name})
