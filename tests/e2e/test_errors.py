@@ -47,6 +47,10 @@ def test_bad_param_names_the_param(one):
                            {"messages": [{"role": "nobody", "content": "x"}]}, {"prompt": "a", "logit_bias": {"x": 1}}):
                 assert (await refusal(raw, "gen.start", **params)).code == "BAD_PARAM", params
             assert (await refusal(raw, "text.detokenize", ids=[1 << 30])).code == "BAD_PARAM"
+            n_vocab = (await raw.call("model.info"))["n_vocab"]
+            error = await refusal(raw, "gen.start", prompt="a", stop_ids=[n_vocab - 1, n_vocab])
+            assert error.code == "BAD_PARAM"
+            assert f"stop_ids: id {n_vocab}; this model's ids are 0..{n_vocab - 1}" in error.message
             assert (await raw.call("gen.start", prompt="a", max_tokens=1))["finish_reason"] == "length"
 
     run(check())
