@@ -168,6 +168,8 @@ static void bad_values_are_refused_with_what_is_allowed(void **state) {
     refuses("[model]\nbackend = gpu\n", "expected auto, cpu or cuda");
     refuses("[kv]\nshared_prefixes = yes\n", "expected true or false");
     refuses_set("sched.max_seqs=x", "--set: sched.max_seqs = 'x'");
+    refuses_set("server.socket=/a\nmax_seqs = 1", "--set server.socket: byte 3 of the value is 0x0a");
+    refuses_set("server.socket=\x7f", "--set server.socket: byte 1 of the value is 0x7f");
 }
 
 static void values_have_forms_with_units(void **state) {
