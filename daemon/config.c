@@ -51,17 +51,21 @@ static const char *place(const struct config_pair *pair, char *ret_words, size_t
     return ret_words;
 }
 
-static int refuse_unknown(const struct config_pair *pair, struct report *report) {
-    const struct config_key *near = config_key_near(pair->section, pair->key);
-    const char *section = config_section_near(pair->section);
+static int refuse_section(const struct config_pair *pair, struct report *report) {
+    const char *near = config_section_near(pair->section);
     char where[256];
 
     place(pair, where, sizeof where);
-    if (!config_section_is_known(pair->section) && section)
-        return report_error(report, -EINVAL, "%s: unknown section [%s]: do you mean [%s]?", where, pair->section,
-                            section);
-    if (!config_section_is_known(pair->section))
-        return report_error(report, -EINVAL, "%s: unknown section [%s]", where, pair->section);
+    if (near)
+        return report_error(report, -EINVAL, "%s: unknown section [%s]: do you mean [%s]?", where, pair->section, near);
+    return report_error(report, -EINVAL, "%s: unknown section [%s]", where, pair->section);
+}
+
+static int refuse_key(const struct config_pair *pair, struct report *report) {
+    const struct config_key *near = config_key_near(pair->section, pair->key);
+    char where[256];
+
+    place(pair, where, sizeof where);
     if (near)
         return report_error(report, -EINVAL, "%s: unknown key %s.%s: do you mean %s.%s?", where, pair->section,
                             pair->key, near->section, near->name);
@@ -70,13 +74,18 @@ static int refuse_unknown(const struct config_pair *pair, struct report *report)
 }
 
 static int take_pair(void *user, const struct config_pair *pair, struct report *report) {
-    const struct config_key *key = config_key_find(pair->section, pair->key);
+    const struct config_key *key = NULL;
     struct taking *taking = user;
     char where[256], allowed[160];
     int *line_of, r;
 
+    if (!config_section_is_known(pair->section))
+        return refuse_section(pair, report);
+    if (!pair->key) /* its keys follow, or none do */
+        return 0;
+    key = config_key_find(pair->section, pair->key);
     if (!key)
-        return refuse_unknown(pair, report);
+        return refuse_key(pair, report);
     place(pair, where, sizeof where);
     line_of = &taking->line_of[key - config_keys];
     if (*line_of > 0)

@@ -86,7 +86,9 @@ static int take_section(struct parser *parser, char *p, struct report *report) {
         return report_error(report, -EINVAL, "%s:%d: not a section: expected [name] alone on its line",
                             report_path(parser->file), parser->line);
     memcpy(parser->section, name, strlen(name) + 1);
-    return 0;
+    return parser->on_pair(
+        parser->user, &(struct config_pair){.file = parser->file, .line = parser->line, .section = parser->section},
+        report);
 }
 
 static int take_pair(struct parser *parser, char *key, char *equals, struct report *report) {

@@ -145,7 +145,8 @@ static void unknown_names_get_a_suggestion(void **state) {
     refuses("[sched]\nmax_seq = 1\n", "a.conf:2: unknown key sched.max_seq: do you mean sched.max_seqs?");
     refuses("[kv]\ndevice_byte = 1\n", "do you mean kv.device_bytes?");
     refuses("[server]\nframe_bytes = 1MiB\n", "do you mean limits.frame_bytes?");
-    refuses("[serve]\nsocket = x\n", "a.conf:2: unknown section [serve]: do you mean [server]?");
+    refuses("[serve]\nsocket = x\n", "a.conf:1: unknown section [serve]: do you mean [server]?");
+    refuses("[sched]\nmax_seqs = 1\n\n[limit]\n", "a.conf:4: unknown section [limit]: do you mean [limits]?");
     refuses("[kv]\nzzzzzz = 1\n", "unknown key kv.zzzzzz; --print-config lists all keys");
     refuses("[zzzzzzzzz]\nx = 1\n", "unknown section [zzzzzzzzz]");
     refuses_set("shed.max_seqs=1", "--set: unknown section [shed]: do you mean [sched]?");
