@@ -84,7 +84,7 @@ static void count_result(struct gen *gen, enum proto_finish finish) {
     metrics_add(m, METRIC_RECOMPUTED_TOKENS, 0, s->n_recomputed);
     metrics_add(m, METRIC_DRAFT_STEPS, 0, s->n_steps);
     metrics_add(m, METRIC_DRAFT_PROPOSED, 0, s->n_proposed);
-    metrics_add(m, METRIC_DRAFT_ACCEPTED, 0, s->n_accepted);
+    metrics_add(m, METRIC_DRAFT_ACCEPTED, 0, gen->n_accepted);
     metrics_observe(m, METRIC_REQUEST_TIME, (double)(now - gen->received_us) * 1e-6);
     if (s->admitted_us)
         metrics_observe(m, METRIC_QUEUE_TIME, (double)(s->admitted_us - gen->received_us) * 1e-6);
@@ -194,6 +194,7 @@ static void on_tokens(void *user, const int32_t *tokens, int n, const struct log
         r = -ENOMEM;
     if (r == 0)
         r = output_feed(&gen->output, &block, &n_used);
+    gen->n_accepted += min_int(gen->seq->stats.n_accepted_now, (int)n_used);
     count_tokens(gen, n_used);
     if (r == OUTPUT_E_STOPPED)
         finish_gen(gen, PROTO_FINISH_STOP_STRING, false);

@@ -390,6 +390,22 @@ def test_stop_length_and_stop_string(one):
     run(check())
 
 
+def test_drafts_behind_a_stop_string_are_not_counted(one):
+    """Each pass gives the drafts it accepted and one token of its own, unless the last one ends before that."""
+    async def check():
+        async with await Raw.open(one.socket) as raw:
+            params = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+            free = await raw.call("gen.start", **params, max_tokens=80)
+            for at in range(4, 44, 4):
+                result = await raw.call("gen.start", **params, max_tokens=80, stop=[free["text"][at:at + 6]])
+                usage = result["usage"]
+                assert result["finish_reason"] == "stop_string" and usage["draft"]["accepted"] < usage["completion"]
+                own = usage["completion"] - 1 - usage["draft"]["accepted"]
+                assert usage["draft"]["steps"] - 1 <= own <= usage["draft"]["steps"], usage
+
+    run(check())
+
+
 def test_context(daemon):
     small = daemon(**{"limits.max_context": 256})
 
