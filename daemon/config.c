@@ -36,7 +36,7 @@ static int set_origin(struct config *config, const struct config_key *key, const
     return 0;
 }
 
-static const char *origin_of(const struct config *config, const char *section, const char *name) {
+const char *config_origin(const struct config *config, const char *section, const char *name) {
     return config->origin[config_key_find(section, name) - config_keys];
 }
 
@@ -242,8 +242,8 @@ enum { DISK_SEGMENTS_MIN = 32, DISK_SEGMENT_BYTES_MIN = 8 << 20 };
 
 /* One of disk_path and disk_bytes without the other is a slip, unless the tier was switched off. */
 static int check_disk(const struct config *config, struct report *report) {
-    const char *bytes_origin = origin_of(config, "kv", "disk_bytes"),
-               *path_origin = origin_of(config, "kv", "disk_path");
+    const char *bytes_origin = config_origin(config, "kv", "disk_bytes"),
+               *path_origin = config_origin(config, "kv", "disk_path");
     uint64_t least = (uint64_t)DISK_SEGMENTS_MIN * DISK_SEGMENT_BYTES_MIN;
 
     if (config->kv.disk_bytes > 0 && !config->kv.disk_path[0])
@@ -255,6 +255,12 @@ static int check_disk(const struct config *config, struct report *report) {
             report, -EINVAL,
             "%s: kv.disk_path = '%.80s' and no kv.disk_bytes: say how much may be filled, or 0 for none",
             report_path(path_origin), config->kv.disk_path);
+    if (config->kv.disk_bytes > 0 && config->kv.host_bytes == 0)
+        return report_error(report, -EINVAL,
+                            "%s: kv.disk_bytes = %llu and kv.host_bytes = 0 (%s): what lies on disk comes and goes "
+                            "through host memory; set kv.host_bytes, or kv.disk_bytes = 0",
+                            report_path(bytes_origin), (unsigned long long)config->kv.disk_bytes,
+                            report_path(config_origin(config, "kv", "host_bytes")));
     if (config->kv.disk_bytes > 0 && config->kv.disk_bytes < least)
         return report_error(report, -EINVAL,
                             "%s: kv.disk_bytes = %llu is too little: %d segments of %d bytes each are %llu bytes; give "
@@ -273,14 +279,15 @@ static int check_together(const struct config *config, struct report *report) {
     if (config->server.output_low >= config->server.output_high)
         return report_error(
             report, -EINVAL, "%s: server.output_low = %llu must be less than server.output_high = %llu (%s)",
-            report_path(origin_of(config, "server", "output_low")), (unsigned long long)config->server.output_low,
-            (unsigned long long)config->server.output_high, report_path(origin_of(config, "server", "output_high")));
+            report_path(config_origin(config, "server", "output_low")), (unsigned long long)config->server.output_low,
+            (unsigned long long)config->server.output_high,
+            report_path(config_origin(config, "server", "output_high")));
     if (config->sched.prefill_chunk > config->sched.max_batch_tokens)
         return report_error(report, -EINVAL,
                             "%s: sched.prefill_chunk = %d does not fit into a pass of sched.max_batch_tokens = %d (%s)",
-                            report_path(origin_of(config, "sched", "prefill_chunk")), config->sched.prefill_chunk,
+                            report_path(config_origin(config, "sched", "prefill_chunk")), config->sched.prefill_chunk,
                             config->sched.max_batch_tokens,
-                            report_path(origin_of(config, "sched", "max_batch_tokens")));
+                            report_path(config_origin(config, "sched", "max_batch_tokens")));
     return check_disk(config, report);
 }
 

@@ -258,10 +258,13 @@ static void a_disk_tier_has_a_folder_and_room_for_32_segments(void **state) {
     config_free(&config);
     refuses("[kv]\ndisk_path = /x\n", "a.conf:2: kv.disk_path = '/x' and no kv.disk_bytes");
     refuses("[kv]\ndisk_bytes = 1GiB\n", "a.conf:2: kv.disk_bytes = 1073741824 and no kv.disk_path");
-    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 268435455\n",
+    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 268435455\nhost_bytes = 1GiB\n",
             "a.conf:3: kv.disk_bytes = 268435455 is too little: 32 segments of 8388608 bytes each are 268435456 bytes");
+    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 1GiB\n",
+            "a.conf:3: kv.disk_bytes = 1073741824 and kv.host_bytes = 0 (built-in)");
     refuses("[kv]\ndisk_timeout = 99ms\n", "a.conf:2: kv.disk_timeout");
-    config = accepts("[kv]\ndisk_path = /x\ndisk_bytes = 256MiB\ndisk_write_bytes_per_day = 1TiB\n", NULL);
+    config = accepts("[kv]\ndisk_path = /x\ndisk_bytes = 256MiB\nhost_bytes = 1MiB\ndisk_write_bytes_per_day = 1TiB\n",
+                     NULL);
     assert_true(config_has_disk(&config));
     assert_int_equal(config.kv.disk_write_bytes_per_day, UINT64_C(1) << 40);
     assert_int_equal(config.kv.disk_timeout_ms, 10000);
