@@ -61,6 +61,10 @@ def test_unknown_method_suggests_one(one):
         async with await Raw.open(one.socket) as raw:
             error = await refusal(raw, "gen.strat", prompt="a")
             assert error.code == "UNKNOWN_METHOD" and "gen.start" in error.message
+            error = await refusal(raw, "gen.start\0", prompt="a")  # never taken for the name before the zero
+            assert error.code == "UNKNOWN_METHOD" and 'no method "gen.start?"' in error.message
+            error = await refusal(raw, "a\n\0b")
+            assert error.code == "UNKNOWN_METHOD" and 'no method "a??b"' in error.message
 
     run(check())
 
