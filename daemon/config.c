@@ -36,7 +36,7 @@ static int set_origin(struct config *config, const struct config_key *key, const
     return 0;
 }
 
-static const char *origin_of(const struct config *config, const char *section, const char *name) {
+const char *config_origin(const struct config *config, const char *section, const char *name) {
     return config->origin[config_key_find(section, name) - config_keys];
 }
 
@@ -51,17 +51,21 @@ static const char *place(const struct config_pair *pair, char *ret_words, size_t
     return ret_words;
 }
 
-static int refuse_unknown(const struct config_pair *pair, struct report *report) {
-    const struct config_key *near = config_key_near(pair->section, pair->key);
-    const char *section = config_section_near(pair->section);
+static int refuse_section(const struct config_pair *pair, struct report *report) {
+    const char *near = config_section_near(pair->section);
     char where[256];
 
     place(pair, where, sizeof where);
-    if (!config_section_is_known(pair->section) && section)
-        return report_error(report, -EINVAL, "%s: unknown section [%s]: do you mean [%s]?", where, pair->section,
-                            section);
-    if (!config_section_is_known(pair->section))
-        return report_error(report, -EINVAL, "%s: unknown section [%s]", where, pair->section);
+    if (near)
+        return report_error(report, -EINVAL, "%s: unknown section [%s]: do you mean [%s]?", where, pair->section, near);
+    return report_error(report, -EINVAL, "%s: unknown section [%s]", where, pair->section);
+}
+
+static int refuse_key(const struct config_pair *pair, struct report *report) {
+    const struct config_key *near = config_key_near(pair->section, pair->key);
+    char where[256];
+
+    place(pair, where, sizeof where);
     if (near)
         return report_error(report, -EINVAL, "%s: unknown key %s.%s: do you mean %s.%s?", where, pair->section,
                             pair->key, near->section, near->name);
@@ -70,13 +74,18 @@ static int refuse_unknown(const struct config_pair *pair, struct report *report)
 }
 
 static int take_pair(void *user, const struct config_pair *pair, struct report *report) {
-    const struct config_key *key = config_key_find(pair->section, pair->key);
+    const struct config_key *key = NULL;
     struct taking *taking = user;
     char where[256], allowed[160];
     int *line_of, r;
 
+    if (!config_section_is_known(pair->section))
+        return refuse_section(pair, report);
+    if (!pair->key) /* its keys follow, or none do */
+        return 0;
+    key = config_key_find(pair->section, pair->key);
     if (!key)
-        return refuse_unknown(pair, report);
+        return refuse_key(pair, report);
     place(pair, where, sizeof where);
     line_of = &taking->line_of[key - config_keys];
     if (*line_of > 0)
@@ -233,8 +242,8 @@ enum { DISK_SEGMENTS_MIN = 32, DISK_SEGMENT_BYTES_MIN = 8 << 20 };
 
 /* One of disk_path and disk_bytes without the other is a slip, unless the tier was switched off. */
 static int check_disk(const struct config *config, struct report *report) {
-    const char *bytes_origin = origin_of(config, "kv", "disk_bytes"),
-               *path_origin = origin_of(config, "kv", "disk_path");
+    const char *bytes_origin = config_origin(config, "kv", "disk_bytes"),
+               *path_origin = config_origin(config, "kv", "disk_path");
     uint64_t least = (uint64_t)DISK_SEGMENTS_MIN * DISK_SEGMENT_BYTES_MIN;
 
     if (config->kv.disk_bytes > 0 && !config->kv.disk_path[0])
@@ -246,6 +255,12 @@ static int check_disk(const struct config *config, struct report *report) {
             report, -EINVAL,
             "%s: kv.disk_path = '%.80s' and no kv.disk_bytes: say how much may be filled, or 0 for none",
             report_path(path_origin), config->kv.disk_path);
+    if (config->kv.disk_bytes > 0 && config->kv.host_bytes == 0)
+        return report_error(report, -EINVAL,
+                            "%s: kv.disk_bytes = %llu and kv.host_bytes = 0 (%s): what lies on disk comes and goes "
+                            "through host memory; set kv.host_bytes, or kv.disk_bytes = 0",
+                            report_path(bytes_origin), (unsigned long long)config->kv.disk_bytes,
+                            report_path(config_origin(config, "kv", "host_bytes")));
     if (config->kv.disk_bytes > 0 && config->kv.disk_bytes < least)
         return report_error(report, -EINVAL,
                             "%s: kv.disk_bytes = %llu is too little: %d segments of %d bytes each are %llu bytes; give "
@@ -264,14 +279,15 @@ static int check_together(const struct config *config, struct report *report) {
     if (config->server.output_low >= config->server.output_high)
         return report_error(
             report, -EINVAL, "%s: server.output_low = %llu must be less than server.output_high = %llu (%s)",
-            report_path(origin_of(config, "server", "output_low")), (unsigned long long)config->server.output_low,
-            (unsigned long long)config->server.output_high, report_path(origin_of(config, "server", "output_high")));
+            report_path(config_origin(config, "server", "output_low")), (unsigned long long)config->server.output_low,
+            (unsigned long long)config->server.output_high,
+            report_path(config_origin(config, "server", "output_high")));
     if (config->sched.prefill_chunk > config->sched.max_batch_tokens)
         return report_error(report, -EINVAL,
                             "%s: sched.prefill_chunk = %d does not fit into a pass of sched.max_batch_tokens = %d (%s)",
-                            report_path(origin_of(config, "sched", "prefill_chunk")), config->sched.prefill_chunk,
+                            report_path(config_origin(config, "sched", "prefill_chunk")), config->sched.prefill_chunk,
                             config->sched.max_batch_tokens,
-                            report_path(origin_of(config, "sched", "max_batch_tokens")));
+                            report_path(config_origin(config, "sched", "max_batch_tokens")));
     return check_disk(config, report);
 }
 

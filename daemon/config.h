@@ -82,6 +82,9 @@ struct config_source {
 int config_load(const struct config_source *source, struct config *ret_config, struct report *report);
 void config_free(struct config *config);
 
+/* Where a key's value comes from: "built-in", "FILE:LINE", "--set". */
+const char *config_origin(const struct config *config, const char *section, const char *name);
+
 /* There is a disk tier: kv.disk_path and kv.disk_bytes name one. */
 bool config_has_disk(const struct config *config);
 

@@ -152,7 +152,7 @@ const struct config_key config_keys[] = {
             "in;\n"
             "larger: the prompt is done earlier. Results do not depend on it."},
     {"sched", "queue_max", CONFIG_INT, FIELD(sched.queue_max), "256", 0, 65536, .at_run_time = true, .unit = "requests",
-     .doc = "How many admitted requests may wait; more are refused with BUSY."},
+     .doc = "How many requests may wait for one of the places of max_seqs; more are refused with BUSY. 0: none may."},
 
     {"limits", "max_context", CONFIG_INT, FIELD(limits.max_context), "0", 0, 1 << 24, .unit = "tokens",
      .doc = "Longest prompt and answer together. 0: what the model was made for, or less if kv.device_bytes and\n"

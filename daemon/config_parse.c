@@ -11,6 +11,10 @@ static bool is_blank(char c) {
     return c == ' ' || c == '\t';
 }
 
+static bool is_control(char c) {
+    return ((unsigned char)c < 0x20 && c != '\t') || c == 0x7f;
+}
+
 static bool is_name_char(char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
 }
@@ -82,7 +86,9 @@ static int take_section(struct parser *parser, char *p, struct report *report) {
         return report_error(report, -EINVAL, "%s:%d: not a section: expected [name] alone on its line",
                             report_path(parser->file), parser->line);
     memcpy(parser->section, name, strlen(name) + 1);
-    return 0;
+    return parser->on_pair(
+        parser->user, &(struct config_pair){.file = parser->file, .line = parser->line, .section = parser->section},
+        report);
 }
 
 static int take_pair(struct parser *parser, char *key, char *equals, struct report *report) {
@@ -129,7 +135,7 @@ static int copy_line(const struct parser *parser, const char *bytes, size_t n, c
         return report_error(report, -EINVAL, "%s:%d: the line has %zu bytes, at most %d are allowed",
                             report_path(parser->file), parser->line, n, CONFIG_LINE_MAX);
     for (size_t i = 0; i < n; i++)
-        if (((unsigned char)bytes[i] < 0x20 && bytes[i] != '\t') || bytes[i] == 0x7f)
+        if (is_control(bytes[i]))
             return report_error(report, -EINVAL, "%s:%d: byte %zu is 0x%02x: not a text file?",
                                 report_path(parser->file), parser->line, i + 1, (unsigned char)bytes[i]);
     memcpy(ret_line, bytes, n);
@@ -179,6 +185,10 @@ int config_parse_set(const char *set, int (*on_pair)(void *user, const struct co
     if (strlen(equals + 1) > CONFIG_LINE_MAX)
         return report_error(report, -EINVAL, "--set %.*s: the value has more than %d bytes", (int)(equals - set), set,
                             CONFIG_LINE_MAX);
+    for (const char *c = equals + 1; *c; c++) /* a newline would look like another key where values are printed */
+        if (is_control(*c))
+            return report_error(report, -EINVAL, "--set %.*s: byte %d of the value is 0x%02x; it is text of one line",
+                                (int)(equals - set), set, (int)(c - equals), (unsigned char)*c);
     memcpy(section, set, n_section);
     section[n_section] = '\0';
     memcpy(key, dot + 1, n_key);

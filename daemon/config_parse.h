@@ -9,7 +9,8 @@
 
 enum { CONFIG_TEXT_MAX = 1 << 20, CONFIG_LINE_MAX = 4096, CONFIG_NAME_MAX = 64 };
 
-/* One `key = value`. The strings end with a zero and live until the callback returns. */
+/* One `key = value`, or, with both NULL, a section's own line. The strings end with a zero and live until the callback
+ * returns. */
 struct config_pair {
     const char *file;
     int line;

@@ -169,14 +169,14 @@ enum proto_code durable_missing(const struct service *service, uid_t uid, struct
     int bad = find_bad(service, uid, name);
 
     if (bad < 0) {
-        report_line(report, "there is no session of this name; session.open makes one");
+        report_line(report, "there is no session \"%.*s\"; session.open makes one", (int)name.n, name.bytes);
         return PROTO_NOT_FOUND;
     }
     report_line(
         report,
-        "the record of this session is damaged or cannot be read (%s/sessions/%s); put a copy back and start the "
+        "the record of session \"%.*s\" is damaged or cannot be read (%s/sessions/%s); put a copy back and start the "
         "daemon anew, or let session.close remove it",
-        service->config.kv.disk_path, service->sessions_found.bad[bad].name);
+        (int)name.n, name.bytes, report_path(service->config.kv.disk_path), service->sessions_found.bad[bad].name);
     return PROTO_CORRUPT;
 }
 

@@ -379,9 +379,11 @@ void engine_look(const struct engine *engine, struct engine_view *ret_view) {
         ret_view->waits_since_us =
             max_u64(engine->plans[engine->n_done % DEVICE_PLANS_MAX].submitted_us, engine->last_done_us);
     ret_view->n_waiting = engine->waiting.n;
+    ret_view->n_free_places = engine->n_free_places;
     for (const struct seq *seq = engine->placed; seq; seq = seq->next) {
         ret_view->n_running += seq->state == SEQ_FEEDING || seq->state == SEQ_DECODING;
         ret_view->n_leaving += seq->state == SEQ_LEAVING || seq->state == SEQ_PREEMPTED;
+        ret_view->n_free_places += seq->state == SEQ_LEAVING; /* who is preempted wants its place back */
     }
     look_at_streaming(engine, ret_view);
 }

@@ -53,7 +53,8 @@ void seq_free(struct seq *seq);
 
 struct engine_view { /* for health and statistics */
     int n_waiting, n_running, n_leaving, n_places;
-    int n_in_flight;                                                                                    /* plans */
+    int n_free_places; /* also of those that leave, as soon as their plans are home */
+    int n_in_flight;   /* plans */
     uint64_t n_plans, n_prefills, n_prefill_rows, n_replay_rows, n_cycles, n_cycle_seqs, n_preemptions; /* since open */
     uint64_t waits_since_us;               /* when the device began with the plan that it is at; 0: none is out */
     uint32_t n_device_pages, n_host_pages; /* of target_full: the most one seq can have there, and beside that */

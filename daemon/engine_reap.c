@@ -36,6 +36,7 @@ static void deliver(struct engine *engine, struct seq *seq, const struct step_ou
             seq->stats.first_token_us = engine->options.now_us();
         memcpy(seq->tokens + seq->n_tokens, out->tokens, (size_t)out->n_tokens * sizeof *out->tokens);
         seq->n_tokens += out->n_tokens;
+        seq->stats.n_accepted_now = out->n_accepted;
         seq->calls->on_tokens(seq->user, out->tokens, out->n_tokens,
                               seq->sample.n_logprobs >= 0 ? out->logprobs : NULL);
     }

@@ -84,7 +84,7 @@ static void count_result(struct gen *gen, enum proto_finish finish) {
     metrics_add(m, METRIC_RECOMPUTED_TOKENS, 0, s->n_recomputed);
     metrics_add(m, METRIC_DRAFT_STEPS, 0, s->n_steps);
     metrics_add(m, METRIC_DRAFT_PROPOSED, 0, s->n_proposed);
-    metrics_add(m, METRIC_DRAFT_ACCEPTED, 0, s->n_accepted);
+    metrics_add(m, METRIC_DRAFT_ACCEPTED, 0, gen->n_accepted);
     metrics_observe(m, METRIC_REQUEST_TIME, (double)(now - gen->received_us) * 1e-6);
     if (s->admitted_us)
         metrics_observe(m, METRIC_QUEUE_TIME, (double)(s->admitted_us - gen->received_us) * 1e-6);
@@ -194,6 +194,7 @@ static void on_tokens(void *user, const int32_t *tokens, int n, const struct log
         r = -ENOMEM;
     if (r == 0)
         r = output_feed(&gen->output, &block, &n_used);
+    gen->n_accepted += min_int(gen->seq->stats.n_accepted_now, (int)n_used);
     count_tokens(gen, n_used);
     if (r == OUTPUT_E_STOPPED)
         finish_gen(gen, PROTO_FINISH_STOP_STRING, false);
@@ -253,12 +254,20 @@ static void refuse_length(struct gen *gen) {
     refuse_data(gen, PROTO_CONTEXT_LENGTH, gen->build.report.line, data, 2);
 }
 
-static void refuse_busy(struct gen *gen, int n_waiting) {
+static void refuse_queue(struct gen *gen, int n_queued) {
+    int n_max = gen->service->config.sched.queue_max, retry_ms = 100 + 50 * n_queued;
+    struct proto_number data[] = {{"n_waiting", n_queued}, {"retry_ms", retry_ms}};
     struct report report;
-    struct proto_number data[] = {{"n_waiting", n_waiting}, {"retry_ms", 100 + 50 * n_waiting}};
 
-    report_line(&report, "%d requests wait already; try again in a while", n_waiting);
+    report_line(&report, "all places are taken and %d requests wait for one, sched.queue_max is %d; try again in %d ms",
+                n_queued, n_max, retry_ms);
     refuse_data(gen, PROTO_BUSY, report.line, data, 2);
+}
+
+/* Of the requests that wait, those for which no place is free: the others are given one in this turn of the loop, or wait
+ * for pages. Negative: so many more find a place. */
+static int count_queued(const struct engine_view *view) {
+    return view->n_waiting - view->n_free_places;
 }
 
 /* False: it was refused. What the turn generates is kept whole: it counts for the next one. */
@@ -282,13 +291,14 @@ static void submit(struct gen *gen) {
     struct seq *seq = gen->build.seq;
     struct engine_view view;
     struct found found = {0};
-    int r;
+    int n_queued, r;
 
     if (!check_session_room(gen))
         return;
     engine_look(service->pair.engine, &view);
-    if (view.n_waiting >= service->config.sched.queue_max) {
-        refuse_busy(gen, view.n_waiting);
+    n_queued = count_queued(&view);
+    if (n_queued >= service->config.sched.queue_max) {
+        refuse_queue(gen, max_int(n_queued, 0));
         return;
     }
     if (open_output(gen) != 0) {
@@ -300,7 +310,7 @@ static void submit(struct gen *gen) {
     seq->user = gen;
     r = engine_submit(service->pair.engine, seq);
     if (r == ENGINE_E_BUSY) {
-        refuse_busy(gen, view.n_waiting);
+        refuse_queue(gen, max_int(n_queued, 0));
         return;
     }
     if (r != 0) {
@@ -314,7 +324,7 @@ static void submit(struct gen *gen) {
     gen->build.seq = NULL;
     gen->seq = seq;
     gen->state = GEN_RUNNING;
-    gen->n_queued = view.n_waiting;
+    gen->n_queued = max_int(n_queued, 0);
     if (seq->cache != SEQ_CACHE_BYPASS)
         found = service_find(service, seq->keys, seq->tokens, min_int(seq->n_keys, (seq->n_prompt - 1) / PAGE_TOKENS));
     gen_send_accepted(gen, found);

@@ -75,14 +75,23 @@ static int set_stop_ids(struct gen_build *build, struct seq *seq) {
     return 0;
 }
 
-static int check_bias(struct gen_build *build) {
-    const struct gen_params *p = build->params;
+static int check_id(struct gen_build *build, const char *param, int32_t id) {
+    int n_valid = build->pair->info->n_valid;
 
-    for (uint32_t i = 0; i < p->n_bias; i++)
-        if (p->bias[i].id < 0 || p->bias[i].id >= build->pair->info->n_valid)
-            return report_error(&build->report, PROMPT_E_REFUSED, "logit_bias: id %d; this model's ids are 0..%d",
-                                p->bias[i].id, build->pair->info->n_valid - 1);
-    return 0;
+    return id >= 0 && id < n_valid ? 0
+                                   : report_error(&build->report, PROMPT_E_REFUSED,
+                                                  "%s: id %d; this model's ids are 0..%d", param, id, n_valid - 1);
+}
+
+static int check_ids(struct gen_build *build) {
+    const struct gen_params *p = build->params;
+    int r = 0;
+
+    for (uint32_t i = 0; i < p->n_bias && r == 0; i++)
+        r = check_id(build, "logit_bias", p->bias[i].id);
+    for (uint32_t i = 0; i < p->n_stop_ids && r == 0; i++)
+        r = check_id(build, "stop_ids", p->stop_ids[i]);
+    return r;
 }
 
 static int make_seq(struct gen_build *build, const struct prompt *prompt) {
@@ -135,7 +144,7 @@ void gen_build_run(struct gen_build *build) {
 
     /* A prompt leaves room for one token at least. */
     input = input_of(build, (uint32_t)max_int(0, n_context - 1 - n_before));
-    build->result = check_bias(build);
+    build->result = check_ids(build);
     if (build->result != 0)
         return;
     build->result = prompt_build(&build->pair->rules, &input, &prompt, &build->report);

@@ -53,7 +53,8 @@ struct gen {
     struct logprob_row *logprobs; /* of all tokens, if asked for */
     uint32_t n_logprobs_room;
     uint64_t received_us, deadline_us, last_event_us, last_token_us; /* deadline 0: none */
-    int n_queued;                                                    /* that waited before it */
+    int n_accepted;                                                  /* tokens of the answer that were drafts */
+    int n_queued;                                                    /* that waited for a place before it */
 };
 
 void gen_build_run(struct gen_build *build);

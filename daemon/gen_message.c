@@ -171,7 +171,7 @@ static void write_usage(struct wire_out *out, const struct gen *gen) {
     wire_key(out, "proposed");
     wire_int(out, stats->n_proposed);
     wire_key(out, "accepted");
-    wire_int(out, stats->n_accepted);
+    wire_int(out, gen->n_accepted);
 }
 
 static void write_ms(struct wire_out *out, const char *key, uint64_t from_us, uint64_t to_us) {

@@ -139,13 +139,24 @@ static void raise_limits(void) {
     signal(SIGPIPE, SIG_IGN);
 }
 
+/* Until somebody listens to it, a SIGHUP waits: it asks for a reload, and would end the process. */
+static void hold_reload(void) {
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
 int main(int argc, char **argv) {
     struct process_env env = {.journal_stream = getenv("JOURNAL_STREAM")};
     struct arguments args;
     struct config config;
     struct report report;
-    int r = read_arguments(argc, argv, &args);
+    int r;
 
+    hold_reload();
+    r = read_arguments(argc, argv, &args);
     if (r >= 0)
         return r;
     r = config_load(&args.source, &config, &report);

@@ -86,6 +86,7 @@ static void model_info_of(const struct call *call) {
 static void cancel(const struct call *call) {
     struct gens *gens = call->service->gens;
     int64_t id = 0, number = 0;
+    struct report report;
     bool found;
 
     request_get_int(call->request, "id", &id);
@@ -94,12 +95,16 @@ static void cancel(const struct call *call) {
         found = gens_cancel_number(gens, conn_uid(call->conn), conn_is_admin(call->conn), (uint64_t)number);
     else
         found = gens_cancel(gens, call->conn, (uint32_t)id);
-    if (found)
+    if (found) {
         begin(call, 0);
-    else if (number > 0)
-        refuse(call, PROTO_NOT_FOUND, "no generation of this user has this number; it may just have ended");
+        return;
+    }
+    if (number > 0)
+        report_line(&report, "no generation of this user has the number %lld; it may just have ended",
+                    (long long)number);
     else
-        refuse(call, PROTO_NOT_FOUND, "no generation of this connection has this id; it may just have ended");
+        report_line(&report, "no generation of this connection has the id %lld; it may just have ended", (long long)id);
+    refuse(call, PROTO_NOT_FOUND, report.line);
 }
 
 static void list_gens(const struct call *call) {
@@ -120,8 +125,7 @@ static void health(const struct call *call) {
     put_bool(out, "ready", service->phase == SERVICE_SERVING);
     put_bool(out, "progressing", service_is_progressing(service));
     put_cstr(out, "phase", PHASES[service->phase]);
-    put_int(out, "percent",
-            service->phase == SERVICE_LOADING ? __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE) : 100);
+    put_int(out, "percent", service_percent(service));
 }
 
 static void stats(const struct call *call) {

@@ -46,9 +46,14 @@ static inline void put_cached(struct wire_out *out, struct found found) {
 }
 
 /* May be called in a worker. */
-static inline void refuse(const struct call *call, enum proto_code code, const char *message) {
+static inline void refuse_data(const struct call *call, enum proto_code code, const char *message,
+                               const struct proto_number *data, uint32_t n_data) {
     *call->ret_refusal = (int)code;
-    proto_error(call->out, call->request->id, code, message);
+    proto_error_data(call->out, call->request->id, code, message, data, n_data);
+}
+
+static inline void refuse(const struct call *call, enum proto_code code, const char *message) {
+    refuse_data(call, code, message, NULL, 0);
 }
 
 /* What an errand answers with; its conn is there. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include "fingerprint.h"
 #include "text.h"
@@ -82,6 +83,26 @@ static int check_host(const struct config *config, const struct memplan_model *m
                         PAGES_MIN, STATES_MIN);
 }
 
+/* What is wrong within a folder is the model's fault; that there is none is the configuration's. */
+static int check_folder(const struct config *config, const char *section, const char *path, struct report *report) {
+    struct stat status;
+    int r = stat(path, &status) != 0 ? -errno : S_ISDIR(status.st_mode) ? 0 : -ENOTDIR;
+
+    return r == 0
+               ? 0
+               : report_error(report, r, "%s: %s.path = '%s': %s", report_path(config_origin(config, section, "path")),
+                              section, report_path(path), strerror(-r));
+}
+
+static int inspect(const struct config *config, const struct model_options *options, const struct backend_caps *caps,
+                   struct model_info *ret_info, struct report *report) {
+    int r = check_folder(config, "model", config->model.path, report);
+
+    if (r == 0 && config->draft.path[0])
+        r = check_folder(config, "draft", config->draft.path, report);
+    return r == 0 ? model_inspect(options, caps, ret_info, report) : r;
+}
+
 static int make_plan(const struct config *config, const struct model_info *info, struct memplan *ret_plan,
                      struct report *report) {
     struct memplan_model model = memplan_model_of(info);
@@ -100,7 +121,7 @@ int pair_plan(const struct config *config, struct memplan *ret_plan, struct repo
 
     if (r != 0)
         return r;
-    r = model_inspect(&options, backend->caps(device), &info, report);
+    r = inspect(config, &options, backend->caps(device), &info, report);
     if (r == 0)
         r = make_plan(config, &info, ret_plan, report);
     backend->close(device);
@@ -343,7 +364,7 @@ int pair_open(const struct config *config, uint64_t (*now_us)(void), const struc
     report_progress(progress, 0, "opening the device");
     r = open_device(config, &pair.backend, &pair.device, report);
     if (r == 0)
-        r = model_inspect(&options, pair.backend->caps(pair.device), &info, report);
+        r = inspect(config, &options, pair.backend->caps(pair.device), &info, report);
     if (r == 0)
         r = make_plan(config, &info, &pair.plan, report);
     report_progress(progress, 5, "reading the tokenizer");

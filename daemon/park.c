@@ -12,6 +12,7 @@
 enum {
     SPILL_US = 30 * 1000 * 1000, /* what is not down by then does not come down */
     SAVES_AT_A_TIME = 16,
+    RETRY_MS = 500, /* when many fetch */
 };
 
 /* ---- where the pages of a session are ------------------------------------------------------------------------------- */
@@ -288,6 +289,15 @@ static void answer_resume(struct errand *errand) {
     call_answer(&call);
 }
 
+static void refuse_fetch(const struct call *call) {
+    struct proto_number data[] = {{"n_waiting", call->service->n_prefetches_waiting}, {"retry_ms", RETRY_MS}};
+    struct report report;
+
+    report_line(&report, "%d sessions and prompts are fetched or wait for it already; try again in %d ms",
+                call->service->n_prefetches_waiting, RETRY_MS);
+    refuse_data(call, PROTO_BUSY, report.line, data, ARRAY_LEN(data));
+}
+
 void session_resume(const struct call *call) {
     struct session *session = session_named(call, true);
     bool wait = false;
@@ -307,7 +317,7 @@ void session_resume(const struct call *call) {
         return;
     }
     if (r == PREFETCH_E_BUSY) {
-        refuse(call, PROTO_BUSY, "many sessions and prompts wait to be fetched already; try again in a while");
+        refuse_fetch(call);
         return;
     }
     if (r < 0) {

@@ -158,6 +158,7 @@ static void drain(struct service *service) {
         return;
     }
     service->phase = SERVICE_DRAINING;
+    service->n_draining = gens_count(service->gens);
     begin_draining(p);
     p->extended_us = 0; /* the manager counts anew from STOPPING on */
     extend(p);
@@ -486,6 +487,15 @@ static int open_notify(struct process *p, const struct notify_env *env, struct r
     return 0;
 }
 
+/* One that came since the start of main() is heard now. */
+static void hear_reload(void) {
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+}
+
 static void open_handles(struct process *p) {
     static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP};
 
@@ -503,6 +513,7 @@ static void open_handles(struct process *p) {
         p->signals[i].data = p;
         uv_signal_start(&p->signals[i], on_signal, SIGNALS[i]);
     }
+    hear_reload();
 }
 
 static void close_service(struct service *service) {

@@ -14,6 +14,7 @@ enum {
     /* No message needs as much: a value of one byte becomes a struct value and its digits, 40 bytes. */
     ARENA_BYTES_PER_BYTE = 128,
     ARENA_BYTES_MIN = 8 * 1024,
+    SHOWN_BYTES_MAX = 60,
     SUGGEST_BYTES_MAX = 32, /* longer than any name in the tables */
 };
 
@@ -72,8 +73,17 @@ static struct span span_of_str(const msgpack_object *object) {
     return (struct span){object->via.str.ptr, object->via.str.size};
 }
 
-static int shown(struct span text) {
-    return text.n < 60 ? (int)text.n : 60;
+struct shown {
+    char text[SHOWN_BYTES_MAX + 1];
+};
+
+/* A client's word for a report, which itself makes control characters visible; a zero would end it. */
+static struct shown shown(struct span word) {
+    struct shown shown = {""};
+
+    for (size_t i = 0; i < word.n && i < SHOWN_BYTES_MAX; i++)
+        shown.text[i] = word.bytes[i] ? word.bytes[i] : '?';
+    return shown;
 }
 
 /* [0, id, method, params] */
@@ -110,7 +120,7 @@ static int find_method(struct span name, enum method *ret_method, struct proto_r
             return 0;
         }
     suggestion = proto_suggest(name, proto_methods, METHOD_N, sizeof *proto_methods);
-    report_line(&refusal->report, "there is no method \"%.*s\"%s%s%s", shown(name), name.bytes,
+    report_line(&refusal->report, "there is no method \"%s\"%s%s%s", shown(name).text,
                 suggestion ? "; did you mean \"" : "", suggestion ? suggestion : "", suggestion ? "\"?" : "");
     return refuse(refusal, PROTO_UNKNOWN_METHOD);
 }
@@ -125,7 +135,7 @@ static const struct proto_param *find_param(const struct proto_method *about, st
 static int unknown_param(const struct proto_method *about, struct span name, struct report *report) {
     const char *suggestion = proto_suggest(name, about->params, about->n_params, sizeof *about->params);
 
-    return report_error(report, PROTO_E_REFUSED, "there is no param \"%.*s\"%s%s%s", shown(name), name.bytes,
+    return report_error(report, PROTO_E_REFUSED, "there is no param \"%s\"%s%s%s", shown(name).text,
                         suggestion             ? "; did you mean \""
                         : about->n_params == 0 ? "; the method has none"
                                                : "",

@@ -23,16 +23,19 @@ const struct proto_about proto_codes[PROTO_N_CODES] = {
          "\"data\": {\"n_prompt\": 40000, \"n_context\": 32768}}"},
     [PROTO_BUSY] =
         {"BUSY",
-         "A queue or the number of connections is full. `data.retry_ms` says when to try again. With too many "
-         "connections this comes with `id` 0 before any request, and the connection is closed.",
-         "{\"code\": \"BUSY\", \"message\": \"256 requests wait, the limit is 256; try again in 900 ms\", \"data\": "
-         "{\"retry_ms\": 900, \"n_waiting\": 256}}"},
+         "A queue or the number of connections is full: `data.retry_ms` says when to try again. Or another request "
+         "uses "
+         "what this one is about, a session or the disk, and must end first. With too many connections this comes with "
+         "`id` 0 before any request, and the connection is closed.",
+         "{\"code\": \"BUSY\", \"message\": \"all places are taken and 16 requests wait for one, "
+         "sched.queue_max is 16; try again in 900 ms\", \"data\": {\"n_waiting\": 16, \"retry_ms\": 900}}"},
     [PROTO_QUOTA] =
         {"QUOTA", "The user has as many of something as one user may have.",
          "{\"code\": \"QUOTA\", \"message\": \"user 1000 has 64 sessions, the limit is 64\", \"data\": {\"n\": 64, "
          "\"n_max\": 64}}"},
     [PROTO_NOT_FOUND] = {"NOT_FOUND", "No session or running request of that name or id is this user's.",
-                         "{\"code\": \"NOT_FOUND\", \"message\": \"there is no session \\\"notes\\\"\", \"data\": {}}"},
+                         "{\"code\": \"NOT_FOUND\", \"message\": \"there is no session \\\"notes\\\"; "
+                         "session.open makes one\", \"data\": {}}"},
     [PROTO_FORBIDDEN] =
         {"FORBIDDEN", "The method is for the administrator, or came before `hello`.",
          "{\"code\": \"FORBIDDEN\", \"message\": \"server.drain is for uid 0 and the daemon's own; this connection is "

@@ -97,7 +97,10 @@ static const struct proto_field session_fields[] = {
      "tokens from which its next turn could go on when that was last looked for; `cached` says what is "
      "left of it"},
     {"cached", "{device, host, disk}", "how many of them each tier has"},
-    {"pinned", "bool", "its pages do not leave"},
+    {"pinned", "bool",
+     "its pages do not leave the device; while it is parked they have left it, and stay again when session.resume or "
+     "its next turn "
+     "brought them back"},
     {"parked", "bool", "it was put down, and nobody has come back to it"},
     {"durable", "bool", "it outlives the daemon: there is a disk tier, and it takes records"},
 };
@@ -167,7 +170,9 @@ static const struct proto_field health_fields[] = {
     {"ready", "bool", "requests are served"},
     {"progressing", "bool", "work is done, or there is none"},
     {"phase", "string", "\"loading\", \"serving\" or \"draining\""},
-    {"percent", "int", "of the phase, 0 to 100"},
+    {"percent", "int",
+     "of the phase: loading, what is done; serving, 100; draining, 0 to 99: of the requests that ran when it began, "
+     "those that have ended"},
 };
 static const struct proto_field stats_fields[] = {
     {"uptime_ms", "int", "since the start"},
@@ -311,9 +316,9 @@ const struct proto_method proto_methods[METHOD_N] = {
                              FIELDS(session_fields),
                              .doc = "A second session that shares the pages of what they have in common.",
                              .example_params = "{\"name\": \"notes\", \"new_name\": \"notes-2\", \"at\": 1024}",
-                             .example_result = "{\"name\": \"notes-2\", \"n_tokens\": 1024, \"cached\": {\"device\": "
-                                               "1024, \"host\": 0, \"disk\": 0}, \"pinned\": false, \"durable\": "
-                                               "true}"},
+                             .example_result = "{\"name\": \"notes-2\", \"n_tokens\": 1024, \"restore_point\": 1024, "
+                                               "\"cached\": {\"device\": 1024, \"host\": 0, \"disk\": 0}, "
+                                               "\"pinned\": false, \"parked\": false, \"durable\": true}"},
     [METHOD_SESSION_PIN] =
         {.name = "session.pin",
          PARAMS(session_params),

@@ -138,6 +138,7 @@ const struct proto_field proto_gen_start_fields[] = {
     {"stop_match", "string", "with finish_reason `stop_string`: which one"},
     {"usage", "map",
      "tokens: `{prompt, completion, reasoning, cached: {device, host, disk}, recomputed, draft: {steps, proposed, "
-     "accepted}}`. `recomputed`: of the prompt, held in some tier but run again. `draft.steps`: verify passes"},
+     "accepted}}`. `recomputed`: of the prompt, held in some tier but run again. `draft.steps`: verify passes. "
+     "`draft.accepted`: of `completion`, those that were drafts"},
     {"timings", "map", "`{queue_ms, restore_ms, prefill_ms, decode_ms, ttft_ms}`"},
 };

@@ -37,6 +37,7 @@ struct seq_stats {
     int n_recomputed;                    /* tokens that were held there and run again all the same */
     int n_steps, n_proposed, n_accepted; /* verify passes, and drafts in them */
     int n_by_steps;                      /* tokens that verify passes committed */
+    int n_accepted_now;                  /* in on_tokens: so many of these tokens, the first ones, were drafts */
     int n_preempted;
     uint64_t restore_us /* began */, restored_us, admitted_us, first_token_us;
 };

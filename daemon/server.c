@@ -22,6 +22,7 @@ enum {
     LOCK_TRIES = 100,
     LOCK_PAUSE_US = 10 * 1000,
     REJECTION_BYTES_MAX = 512,
+    RETRY_MS = 1000, /* nobody knows when a client leaves */
 };
 
 struct server {
@@ -163,14 +164,14 @@ static void remove_path(struct server *server) {
 /* ---- accepting ---- */
 
 static void reject(struct server *server, int fd) {
-    struct proto_number data = {"n_max", server->conns_max};
+    struct proto_number data[] = {{"n_max", server->conns_max}, {"retry_ms", RETRY_MS}};
     struct report report;
     struct wire_out out;
 
     wire_out_init(&out, REJECTION_BYTES_MAX);
-    report_line(&report, "%u clients are connected, the limit is %u; try again later", server->hub.stats.n_conns,
-                server->conns_max);
-    proto_error_data(&out, 0, PROTO_BUSY, report.line, &data, 1);
+    report_line(&report, "%u clients are connected, limits.connections is %u; try again in %d ms",
+                server->hub.stats.n_conns, server->conns_max, RETRY_MS);
+    proto_error_data(&out, 0, PROTO_BUSY, report.line, data, ARRAY_LEN(data));
     if (out.bytes.error == 0) /* a new socket has room for it; if not, the client sees the end alone */
         (void)!send(fd, out.bytes.bytes, out.bytes.n, MSG_DONTWAIT | MSG_NOSIGNAL);
     wire_out_deinit(&out);

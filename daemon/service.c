@@ -50,6 +50,20 @@ bool service_is_progressing(const struct service *service) {
     return view.error == 0 && (view.waits_since_us == 0 || service_now_us() - view.waits_since_us < service->stuck_us);
 }
 
+int service_percent(const struct service *service) {
+    int n = service->n_draining;
+
+    switch (service->phase) {
+    case SERVICE_LOADING:
+        return __atomic_load_n(&service->progress.percent, __ATOMIC_ACQUIRE);
+    case SERVICE_SERVING:
+        break;
+    case SERVICE_DRAINING:
+        return n > 0 ? 99 * (n - gens_count(service->gens)) / n : 99;
+    }
+    return 100;
+}
+
 uint64_t service_progress(const struct service *service) {
     const struct pair *pair = &service->pair;
     struct session_files_stats files = {0};

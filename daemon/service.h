@@ -39,6 +39,7 @@ struct service {
     struct session_files_found sessions_found;
     uint32_t n_sessions_unfit; /* records with tokens that this model does not know */
     struct gens *gens;
+    int n_draining;                         /* gens when the end began */
     struct errand *errands;                 /* oldest first */
     int n_prefetches, n_prefetches_waiting; /* on their way; all that are not over */
     struct wire_out out;                    /* of the message at hand */
@@ -62,6 +63,9 @@ void service_write_tiers(struct wire_out *out, struct found found);
 
 /* Work moves, or there is none. */
 bool service_is_progressing(const struct service *service);
+
+/* How much of the phase is over. Draining never says 100: the process ends with it. */
+int service_percent(const struct service *service);
 
 /* Grows as long as anything comes on: loading, requests, copies between tiers, records of sessions. */
 uint64_t service_progress(const struct service *service);

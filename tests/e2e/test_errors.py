@@ -47,6 +47,10 @@ def test_bad_param_names_the_param(one):
                            {"messages": [{"role": "nobody", "content": "x"}]}, {"prompt": "a", "logit_bias": {"x": 1}}):
                 assert (await refusal(raw, "gen.start", **params)).code == "BAD_PARAM", params
             assert (await refusal(raw, "text.detokenize", ids=[1 << 30])).code == "BAD_PARAM"
+            n_vocab = (await raw.call("model.info"))["n_vocab"]
+            error = await refusal(raw, "gen.start", prompt="a", stop_ids=[n_vocab - 1, n_vocab])
+            assert error.code == "BAD_PARAM"
+            assert f"stop_ids: id {n_vocab}; this model's ids are 0..{n_vocab - 1}" in error.message
             assert (await raw.call("gen.start", prompt="a", max_tokens=1))["finish_reason"] == "length"
 
     run(check())
@@ -57,6 +61,10 @@ def test_unknown_method_suggests_one(one):
         async with await Raw.open(one.socket) as raw:
             error = await refusal(raw, "gen.strat", prompt="a")
             assert error.code == "UNKNOWN_METHOD" and "gen.start" in error.message
+            error = await refusal(raw, "gen.start\0", prompt="a")  # never taken for the name before the zero
+            assert error.code == "UNKNOWN_METHOD" and 'no method "gen.start?"' in error.message
+            error = await refusal(raw, "a\n\0b")
+            assert error.code == "UNKNOWN_METHOD" and 'no method "a??b"' in error.message
 
     run(check())
 
@@ -102,11 +110,18 @@ def test_forbidden_for_other_users(daemon):
 def test_not_found_for_what_is_not_there(one):
     async def check():
         async with await Raw.open(one.socket) as raw, await Raw.open(one.socket) as other:
-            assert (await refusal(raw, "gen.start", prompt="a", session="nobody's")).code == "NOT_FOUND"
-            assert (await refusal(raw, "session.info", name="nobody's")).code == "NOT_FOUND"
+            for method, params in (("gen.start", {"prompt": "a", "session": "nobody's"}),
+                                   *((f"session.{verb}", {"name": "nobody's"}) for verb in
+                                     ("info", "close", "park", "resume", "pin", "unpin")),
+                                   ("session.fork", {"name": "nobody's", "new_name": "b"})):
+                error = await refusal(raw, method, **params)
+                assert error.code == "NOT_FOUND" and 'no session "nobody\'s"' in error.message, method
             request_id = await other.start("gen.start", **LONG)
             await wait_for_text(other, request_id)
-            assert (await refusal(raw, "gen.cancel", id=request_id)).code == "NOT_FOUND"  # another connection's
+            error = await refusal(raw, "gen.cancel", id=request_id)  # another connection's
+            assert error.code == "NOT_FOUND" and f"the id {request_id};" in error.message
+            error = await refusal(raw, "gen.cancel", gen=1 << 40)
+            assert error.code == "NOT_FOUND" and f"the number {1 << 40};" in error.message
             assert await other.call("gen.cancel", id=request_id) == {}
             assert (await other.answer(request_id))["finish_reason"] == "cancelled"
 
@@ -125,11 +140,42 @@ def test_busy_when_as_many_wait_as_may(daemon):
             assert error.code == "BUSY" and error.data["n_waiting"] == 1 and error.data["retry_ms"] > 0
             third = await Raw.open(few.socket, hello=False)
             await third.ended.wait()
-            assert [e["code"] for e in third.unasked] == ["BUSY"] and third.unasked[0]["data"] == {"n_max": 2}
+            assert [e["code"] for e in third.unasked] == ["BUSY"]
+            assert third.unasked[0]["data"] == {"n_max": 2, "retry_ms": 1000}
+            assert "limits.connections is 2; try again in 1000 ms" in third.unasked[0]["message"]
             await third.close()
             for request_id in reversed(ids):
                 await raw.call("gen.cancel", id=request_id)
             assert [(await raw.answer(i))["finish_reason"] for i in ids] == ["cancelled", "cancelled"]
+
+    run(check())
+
+
+@pytest.mark.parametrize("n_places, queue_max, n_asked", [(8, 1, 9), (2, 0, 2)])
+def test_who_finds_a_place_does_not_wait(daemon, n_places, queue_max, n_asked):
+    """All in one write: none of them has its place yet when the next one comes."""
+    some = daemon(**{"sched.max_seqs": n_places, "sched.queue_max": queue_max})
+
+    async def check():
+        async with await Raw.open(some.socket) as raw:
+            packed = [raw.pack("gen.start", LONG) for _ in range(n_asked + 1)]
+            await raw.send(b"".join(data for _, data in packed))
+            ids = [request_id for request_id, _ in packed]
+            with pytest.raises(Refused) as caught:
+                await raw.answer(ids.pop())
+            assert caught.value.code == "BUSY" and caught.value.data["n_waiting"] == queue_max
+            assert f"{queue_max} requests wait" in caught.value.message
+            assert f"sched.queue_max is {queue_max}" in caught.value.message
+            assert f"again in {caught.value.data['retry_ms']} ms" in caught.value.message
+            for request_id in ids[:n_places]:
+                await wait_for_text(raw, request_id)
+            assert await raw.call("gen.cancel", id=ids[0]) == {}
+            await raw.answer(ids[0])
+            ids.append(await raw.start("gen.start", **LONG))  # its place is free before its last plan is home
+            await wait_for_text(raw, ids[n_places])
+            for request_id in ids[1:]:
+                await raw.call("gen.cancel", id=request_id)
+                assert (await raw.answer(request_id))["finish_reason"] == "cancelled"
 
     run(check())
 
@@ -273,10 +319,16 @@ def test_shutting_down_for_what_comes_while_draining(daemon):
 
     async def check():
         async with await Raw.open(draining.socket) as raw:
-            request_id = await raw.start("gen.start", **LONG, max_tokens=300)
-            await wait_for_text(raw, request_id)
+            request_id = await raw.start("gen.start", **LONG, max_tokens=600)
+            other_id = await raw.start("gen.start", **LONG)
+            await wait_for_text(raw, other_id)
+            assert (await raw.call("server.health"))["percent"] == 100
             await raw.call("server.drain")
-            assert (await raw.call("server.health"))["phase"] == "draining"
+            health = await raw.call("server.health")
+            assert (health["phase"], health["percent"], health["ready"]) == ("draining", 0, False)
+            await raw.call("gen.cancel", id=other_id)
+            await raw.answer(other_id)
+            assert (await raw.call("server.health"))["percent"] == 49
             assert (await refusal(raw, "gen.start", prompt="a")).code == "SHUTTING_DOWN"
             assert (await raw.answer(request_id))["finish_reason"] == "length"
 
@@ -338,6 +390,22 @@ def test_stop_length_and_stop_string(one):
             result = await raw.call("gen.start", **params, max_tokens=20, ignore_eos=True, stop=["\0", word])
             assert (result["finish_reason"], result["stop_match"]) == ("stop_string", word)
             assert result["text"] == free["text"][:free["text"].index(word)]
+
+    run(check())
+
+
+def test_drafts_behind_a_stop_string_are_not_counted(one):
+    """Each pass gives the drafts it accepted and one token of its own, unless the last one ends before that."""
+    async def check():
+        async with await Raw.open(one.socket) as raw:
+            params = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+            free = await raw.call("gen.start", **params, max_tokens=80)
+            for at in range(4, 44, 4):
+                result = await raw.call("gen.start", **params, max_tokens=80, stop=[free["text"][at:at + 6]])
+                usage = result["usage"]
+                assert result["finish_reason"] == "stop_string" and usage["draft"]["accepted"] < usage["completion"]
+                own = usage["completion"] - 1 - usage["draft"]["accepted"]
+                assert usage["draft"]["steps"] - 1 <= own <= usage["draft"]["steps"], usage
 
     run(check())
 

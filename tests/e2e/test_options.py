@@ -58,14 +58,17 @@ def test_check_is_silent_when_all_is_well_and_does_not_serve(spillwayd, tmp_path
 def test_check_judges_syntax_values_model_and_memory(spillwayd, tmp_path):
     conf = tmp_path / "c.conf"
     for text, words in (("[sched]\nmax_seqs = 4\nmax_seqs = 5\n", "c.conf:3"), ("max_seqs = 4\n", "c.conf:1"),
-                        ("[kv]\ndevice_bytes = 1GiBB\n", "c.conf:2"), ("[nowhere]\nkey = 1\n", "c.conf:2")):
+                        ("[kv]\ndevice_bytes = 1GiBB\n", "c.conf:2"), ("[nowhere]\nkey = 1\n", "c.conf:1")):
         conf.write_text(text)
         ended = spillwayd("--check", "--config", conf)
         assert ended.returncode == 78 and words in ended.stderr and not ended.stdout, text
     ended = spillwayd("--check", "--config", tmp_path / "none.conf")
     assert ended.returncode == 78 and "none.conf" in ended.stderr
     ended = spillwayd("--check", "--set", "model.path=/nonexistent")
-    assert ended.returncode == 77 and "/nonexistent" in ended.stderr
+    assert ended.returncode == 77 and "--set: model.path = '/nonexistent': No such file" in ended.stderr
+    conf.write_text(f"[draft]\npath = {conf}\n")
+    ended = spillwayd("--check", "--config", conf)
+    assert ended.returncode == 77 and f"{conf}:2: draft.path = '{conf}': Not a directory" in ended.stderr
     ended = spillwayd("--check", "--set", "model.backend=cpu", "--set", "kv.device_bytes=1MiB")
     assert ended.returncode == 77 and "kv.device_bytes" in ended.stderr
 

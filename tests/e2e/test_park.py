@@ -1,5 +1,7 @@
 """Sessions are put down to the lowest tier there is, and taken up again, with the same tokens; the cache's methods."""
+import asyncio
 import contextlib
+import os
 import random
 import signal
 import threading
@@ -10,6 +12,7 @@ import pytest
 import spillway
 from conftest import ROOT
 from manager import manager  # noqa: F401
+from raw import Raw, Refused
 from tiny_pair import TinyPair
 
 PAIR = TinyPair(ROOT / "share/tiny", ROOT / "tests/golden/tiny-pair.json")
@@ -204,6 +207,34 @@ def test_a_session_in_use_is_not_parked(daemon, disk):
         other.close()
         wait_until(lambda: not client.call("gen.list")["gens"])
         assert client.call("session.park", {"name": "a"})["tier"] == "disk"
+
+
+def test_who_fetches_while_many_do_is_told_when_to_try_again(daemon, disk):
+    one = daemon(**disk)
+    names = [str(i) for i in range(96)]
+    with one.connect() as client:
+        begin(client, "a")
+        for name in names:
+            client.call("session.fork", {"name": "a", "new_name": name})
+        evict(client, "device")
+
+    async def resume_all():
+        """In one turn of the loop, which takes no more than 32 messages of a connection."""
+        async with await Raw.open(one.socket) as a, await Raw.open(one.socket) as b, await Raw.open(one.socket) as c:
+            os.kill(one.pid, signal.SIGSTOP)
+            calls = []
+            for i, raw in enumerate((a, b, c)):
+                packed = [raw.pack("session.resume", {"name": name}) for name in names[i * 32:i * 32 + 32]]
+                calls += [(raw, request_id) for request_id, _ in packed]
+                await raw.send(b"".join(data for _, data in packed))
+            os.kill(one.pid, signal.SIGCONT)
+            return await asyncio.gather(*(raw.answer(i) for raw, i in calls), return_exceptions=True)
+
+    refused = [answer for answer in asyncio.run(resume_all()) if isinstance(answer, Refused)]
+    assert refused
+    for error in refused:
+        assert (error.code, error.data) == ("BUSY", {"n_waiting": 64, "retry_ms": 500})
+        assert "64 sessions and prompts are fetched or wait" in error.message and "again in 500 ms" in error.message
 
 
 def test_parked_while_others_generate(daemon, disk):

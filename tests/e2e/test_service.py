@@ -205,6 +205,25 @@ def test_sighup_reads_the_file_again_and_says_so(daemon, manager, tmp_path):
     assert values["sched.queue_max"]["value"] == "9"
 
 
+def test_sighup_before_anybody_listens_is_heard_later(spillwayd, tmp_path):
+    """It waits already when the program begins, which is sooner than any signal from outside could come."""
+    def send_self():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen([spillwayd, "--set", f"server.socket={tmp_path}/s"], stderr=log, preexec_fn=send_self)
+    try:
+        end = time.monotonic() + 60
+        while "event=ready" not in (text := (tmp_path / "log").read_text()):
+            assert process.poll() is None and time.monotonic() < end, text
+            time.sleep(0.05)
+        assert "event=reload.done" in text
+    finally:
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+
+
 def test_a_bad_file_changes_nothing_and_the_daemon_goes_on(daemon, manager, tmp_path):
     systemd, conf = manager(), tmp_path / "spillway.conf"
     conf.write_text("[sched]\nqueue_max = 7\n")

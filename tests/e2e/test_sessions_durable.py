@@ -165,6 +165,7 @@ def test_a_damaged_record_is_told_and_harms_no_other(daemon, disk):
                 with pytest.raises(spillway.Corrupt) as refused:
                     client.call(method, params)
                 assert str(disk["kv.disk_path"]) in refused.value.message
+                assert f'session "{name}"' in refused.value.message
         assert first.read_bytes() == content
         for name in set("abc") - {whole}:
             client.call("session.close", {"name": name})
@@ -312,7 +313,8 @@ def test_a_folder_that_vanishes_costs_durability_only(daemon, disk):
 
 def test_a_read_only_disk_is_refused_at_the_start(daemon, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    refused(daemon, 1, "Read-only file system", **{"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB"})
+    refused(daemon, 1, "Read-only file system", **{"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB",
+                                                    "kv.host_bytes": "64MiB"})
 
 
 # ---- limits

@@ -145,7 +145,8 @@ static void unknown_names_get_a_suggestion(void **state) {
     refuses("[sched]\nmax_seq = 1\n", "a.conf:2: unknown key sched.max_seq: do you mean sched.max_seqs?");
     refuses("[kv]\ndevice_byte = 1\n", "do you mean kv.device_bytes?");
     refuses("[server]\nframe_bytes = 1MiB\n", "do you mean limits.frame_bytes?");
-    refuses("[serve]\nsocket = x\n", "a.conf:2: unknown section [serve]: do you mean [server]?");
+    refuses("[serve]\nsocket = x\n", "a.conf:1: unknown section [serve]: do you mean [server]?");
+    refuses("[sched]\nmax_seqs = 1\n\n[limit]\n", "a.conf:4: unknown section [limit]: do you mean [limits]?");
     refuses("[kv]\nzzzzzz = 1\n", "unknown key kv.zzzzzz; --print-config lists all keys");
     refuses("[zzzzzzzzz]\nx = 1\n", "unknown section [zzzzzzzzz]");
     refuses_set("shed.max_seqs=1", "--set: unknown section [shed]: do you mean [sched]?");
@@ -168,6 +169,8 @@ static void bad_values_are_refused_with_what_is_allowed(void **state) {
     refuses("[model]\nbackend = gpu\n", "expected auto, cpu or cuda");
     refuses("[kv]\nshared_prefixes = yes\n", "expected true or false");
     refuses_set("sched.max_seqs=x", "--set: sched.max_seqs = 'x'");
+    refuses_set("server.socket=/a\nmax_seqs = 1", "--set server.socket: byte 3 of the value is 0x0a");
+    refuses_set("server.socket=\x7f", "--set server.socket: byte 1 of the value is 0x7f");
 }
 
 static void values_have_forms_with_units(void **state) {
@@ -255,10 +258,13 @@ static void a_disk_tier_has_a_folder_and_room_for_32_segments(void **state) {
     config_free(&config);
     refuses("[kv]\ndisk_path = /x\n", "a.conf:2: kv.disk_path = '/x' and no kv.disk_bytes");
     refuses("[kv]\ndisk_bytes = 1GiB\n", "a.conf:2: kv.disk_bytes = 1073741824 and no kv.disk_path");
-    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 268435455\n",
+    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 268435455\nhost_bytes = 1GiB\n",
             "a.conf:3: kv.disk_bytes = 268435455 is too little: 32 segments of 8388608 bytes each are 268435456 bytes");
+    refuses("[kv]\ndisk_path = /x\ndisk_bytes = 1GiB\n",
+            "a.conf:3: kv.disk_bytes = 1073741824 and kv.host_bytes = 0 (built-in)");
     refuses("[kv]\ndisk_timeout = 99ms\n", "a.conf:2: kv.disk_timeout");
-    config = accepts("[kv]\ndisk_path = /x\ndisk_bytes = 256MiB\ndisk_write_bytes_per_day = 1TiB\n", NULL);
+    config = accepts("[kv]\ndisk_path = /x\ndisk_bytes = 256MiB\nhost_bytes = 1MiB\ndisk_write_bytes_per_day = 1TiB\n",
+                     NULL);
     assert_true(config_has_disk(&config));
     assert_int_equal(config.kv.disk_write_bytes_per_day, UINT64_C(1) << 40);
     assert_int_equal(config.kv.disk_timeout_ms, 10000);
