@@ -196,6 +196,28 @@ bool durable_is(const struct session *session) {
     return session->file && session_file_is_durable(session->file);
 }
 
+void durable_retry(struct service *service) {
+    if (!service->files)
+        return;
+    for (struct session *session = sessions_first(service->sessions); session; session = session->next)
+        if (!session->file || session_file_is_lost(session->file))
+            durable_keep(service, session, NULL);
+    session_files_retry(service->files);
+}
+
+uint32_t durable_n_unwritten(const struct service *service, int *ret_error) {
+    struct session_files_stats stats = {0};
+
+    *ret_error = 0;
+    if (!service->files)
+        return 0;
+    session_files_stats(service->files, &stats);
+    for (const struct session *session = sessions_first(service->sessions); session; session = session->next)
+        stats.n_unwritten += !session->file;
+    *ret_error = stats.error;
+    return stats.n_unwritten;
+}
+
 uint64_t durable_tick(struct service *service) {
     return service->files ? session_files_tick(service->files) : 0;
 }

@@ -30,6 +30,10 @@ bool durable_drop_damaged(struct service *service, uid_t uid, struct span name, 
 /* What it is now is on disk, or will be as far as one knows. */
 bool durable_is(const struct session *session);
 
+/* What could not be written is tried again now. */
+void durable_retry(struct service *service);
+/* Sessions whose files are not what they should be, those of closed ones among them; and why: -errno, or 0. */
+uint32_t durable_n_unwritten(const struct service *service, int *ret_error);
 /* Retries what failed. Returns when to call it next, in microseconds of the monotonic clock; 0: not before something is
  * kept. */
 uint64_t durable_tick(struct service *service);

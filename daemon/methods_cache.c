@@ -1,6 +1,7 @@
 /* methods_cache: what is done with the tiers as a whole. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "conn.h"
 #include "durable.h"
@@ -240,16 +241,40 @@ void cache_evict(const struct call *call) {
 
 /* ---- the disk ------------------------------------------------------------------------------------------------------- */
 
-static void answer_flush(struct chore *chore) {
-    const struct pair *pair = &chore->errand.service->pair;
-    struct kv_vault_stats after = chore->before;
-    int refusal;
-    struct call call = call_of_errand(&chore->errand, &refusal);
+static void refuse_flush(const struct chore *chore, const struct call *call, uint32_t n_records, int error) {
+    struct proto_number data[] = {{"records", n_records}, {"pages", (int64_t)chore->flush.n_unsaved}};
+    struct report report;
 
-    if (pair->vault)
-        kv_vault_stats(pair->vault, &after);
-    if (chore->result != 0) {
-        refuse(&call, PROTO_NO_SPACE, "the disk does not take what is due; see the log");
+    if (chore->errand.is_stopping) {
+        refuse(call, PROTO_SHUTTING_DOWN, "the daemon stopped before all was written");
+        return;
+    }
+    if (n_records + chore->flush.n_unsaved == 0)
+        report_line(&report, "the disk does not take what is due; see the log");
+    else if (n_records == 0)
+        report_line(&report, "%llu pages and states could not be written; see the log",
+                    (unsigned long long)chore->flush.n_unsaved);
+    else
+        report_line(
+            &report,
+            "the records of %u sessions, and %llu pages and states, could not be written: %s; records are tried "
+            "again by themselves",
+            n_records, (unsigned long long)chore->flush.n_unsaved, strerror(-error));
+    *call->ret_refusal = PROTO_NO_SPACE;
+    proto_error_data(call->out, call->request->id, PROTO_NO_SPACE, report.line, data, ARRAY_LEN(data));
+}
+
+static void answer_flush(struct chore *chore) {
+    const struct service *service = chore->errand.service;
+    struct kv_vault_stats after = chore->before;
+    int refusal, error;
+    struct call call = call_of_errand(&chore->errand, &refusal);
+    uint32_t n_records = durable_n_unwritten(service, &error);
+
+    if (service->pair.vault)
+        kv_vault_stats(service->pair.vault, &after);
+    if (chore->result != 0 || chore->flush.n_unsaved > 0 || n_records > 0) {
+        refuse_flush(chore, &call, n_records, error);
     } else {
         begin(&call, 2);
         put_int(call.out, "saved", (int64_t)(after.n_saved_pages - chore->before.n_saved_pages));
@@ -272,6 +297,8 @@ static bool step_flush(struct errand *errand) {
 
     if (chore->state == CHORE_SPILLING && is_spilled(chore)) {
         enter(chore, vault && !is_stopping ? CHORE_SAVING : CHORE_OVER);
+        if (vault && is_stopping)
+            chore->result = -ECANCELED;
         if (chore->state == CHORE_SAVING) {
             kv_vault_save_all(vault);
             kv_vault_flush(vault, &chore->flush);
@@ -280,6 +307,7 @@ static bool step_flush(struct errand *errand) {
         enter(chore, CHORE_OVER);
     } else if (chore->state == CHORE_SAVING && is_stopping) {
         kv_vault_flush_cancel(vault, &chore->flush);
+        chore->flush.n_unsaved = 0; /* nobody knows */
         chore->result = -ECANCELED;
         enter(chore, CHORE_OVER);
     }
@@ -295,6 +323,7 @@ void cache_flush(const struct call *call) {
 
     if (!chore)
         return;
+    durable_retry(call->service);
     chore->flush.done = on_flushed;
     call_later(call, &chore->errand);
 }

@@ -368,9 +368,10 @@ const struct proto_method proto_methods[METHOD_N] = {
         {.name = "cache.flush",
          .flags = METHOD_ADMIN,
          FIELDS(flush_fields),
-         .doc = "Answers when everything that is due to be on disk is there, as far as it could be, and "
-                "survives a power cut: pages and records of sessions. `NO_SPACE`: the disk does not "
-                "take it.",
+         .doc = "Answers when everything that is due to be on disk is there, and "
+                "survives a power cut: pages and records of sessions. What could not be written before is "
+                "tried again first. `NO_SPACE`: not all of it is there; `data` has `records`, of sessions, and "
+                "`pages`, which include states, that the disk did not take.",
          .example_params = "{}",
          .example_result = "{\"saved\": 16, \"bytes\": 2490368}"},
     [METHOD_CACHE_PURGE] =

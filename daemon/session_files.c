@@ -253,6 +253,7 @@ static void take_home(struct session_files *files) {
         free(files->out_bytes);
     } else {
         files->stats.n_failed++;
+        files->stats.error = result;
         keep_bytes(files, file);
     }
     files->out = NULL;
@@ -346,15 +347,22 @@ bool session_file_is_durable(const struct session_file *file) {
     return is_sure && !file->is_lost;
 }
 
+bool session_file_is_lost(const struct session_file *file) {
+    return file->is_lost;
+}
+
 bool session_files_is_idle(const struct session_files *files) {
     return !files->out && !files->line;
 }
 
+void session_files_retry(struct session_files *files) {
+    retry_failed(files);
+    start_next(files);
+}
+
 uint64_t session_files_tick(struct session_files *files) {
-    if (files->retry_us != 0 && files->options.now_us() >= files->retry_us) {
-        retry_failed(files);
-        start_next(files);
-    }
+    if (files->retry_us != 0 && files->options.now_us() >= files->retry_us)
+        session_files_retry(files);
     return files->retry_us;
 }
 

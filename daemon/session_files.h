@@ -53,17 +53,22 @@ void session_files_remove(struct session_files *files, struct session_file *file
 /* done(0) when what was put last is on the disk; -errno when it was tried and failed. Only after a put. */
 void session_files_wait(struct session_file *file, struct session_wait *wait);
 
+/* What was put last could not even be kept: there was no memory. Only another put helps. */
+bool session_file_is_lost(const struct session_file *file);
 /* What was put last is there, or will be as far as one knows. */
 bool session_file_is_durable(const struct session_file *file);
 
 /* Nothing is queued or out; what failed may still be to be written. */
 bool session_files_is_idle(const struct session_files *files);
+/* What failed is tried again now. */
+void session_files_retry(struct session_files *files);
 /* Retries what failed if it is time. Returns when to call it next; 0: not before another write. */
 uint64_t session_files_tick(struct session_files *files);
 
 struct session_files_stats {
     uint64_t n_written, n_removed, n_failed, bytes;
     uint32_t n_files, n_unwritten; /* now; of them those that are not as they shall be */
+    int error;                     /* of the last that failed: -errno */
 };
 void session_files_stats(const struct session_files *files, struct session_files_stats *ret_stats);
 

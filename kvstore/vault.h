@@ -90,11 +90,12 @@ bool kv_vault_forget_buffers(struct kv_vault *vault); /* before the shelf gives 
 struct kv_vault_flush { /* embedded in who waits */
     void (*done)(struct kv_vault_flush *flush, int result);
     struct kv_vault_flush *next;
+    uint64_t n_unsaved; /* when done: pages and states that must be saved, and are not on disk */
     uint64_t n_saves, n_alls, n_failed_syncs, tick; /* the vault's */
     bool is_written;
 };
 /* done(0) when everything that was to be saved or blanked before this call is written, as far as it could be, and survives
- * a power cut; -EIO: a sync failed or is late, or the disk is off. */
+ * a power cut; -EIO: a sync failed or is late, or the disk is off. Who wants to know what could not be looks at n_unsaved. */
 void kv_vault_flush(struct kv_vault *vault, struct kv_vault_flush *flush);
 void kv_vault_flush_cancel(struct kv_vault *vault, struct kv_vault_flush *flush); /* no done comes; or it came */
 

@@ -147,6 +147,7 @@ struct kv_vault {
     uint32_t next_of_all; /* of kv_vault_save_all, a record of the shelf; KV_NO_RECORD: none runs */
     struct {              /* the chain at hand */
         bool is_running, is_of_all;
+        bool is_unwanted;  /* purged meanwhile */
         uint32_t *records; /* [n_pages_max] of the shelf, by page, if they still have these keys; KV_NO_RECORD: none */
         struct kv_key *keys; /* [n_pages_max] */
         uint32_t uid;
@@ -159,6 +160,7 @@ struct kv_vault {
         uint64_t began_us;
     } save;
     uint64_t n_saves_asked, n_saves_done, n_alls_asked, n_alls_done;
+    uint64_t n_unsaved; /* pages and states of chains that must be saved, which were not on disk when that was over */
     struct kv_vault_flush *flushes;
     double budget_bytes;
     uint64_t budget_us;

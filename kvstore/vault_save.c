@@ -134,6 +134,7 @@ static void begin(struct kv_vault *vault, uint32_t record, enum kv_vault_save wh
         return;
     }
     vault->save.is_running = true;
+    vault->save.is_unwanted = false;
     vault->save.uid = kv_shelf_name(vault->options.shelf, record).uid;
     vault->save.at = 0;
     vault->save.group = 0;
@@ -158,9 +159,26 @@ static void touch_chain(struct kv_vault *vault) {
     }
 }
 
+/* Whatever the reason: what is not found now is not found after a restart. */
+static void count_unsaved(struct kv_vault *vault) {
+    const struct kv_shelf *shelf = vault->options.shelf;
+    uint32_t last = vault->save.n - 1, record = vault->save.records[last];
+
+    if (vault->save.saved.why != KV_VAULT_SAVE_MUST || vault->save.is_unwanted)
+        return;
+    for (uint32_t page = 0; page <= last; page++)
+        vault->n_unsaved += vault->save.records[page] != KV_NO_RECORD &&
+                            catalog_find(vault->catalog, &vault->save.keys[page], page, KV_TARGET_FULL) == KV_NO_RECORD;
+    vault->n_unsaved +=
+        kv_shelf_has(shelf, record, KV_TARGET_STATE) &&
+        memcmp(kv_shelf_name(shelf, record).key.bytes, vault->save.keys[last].bytes, KV_KEY_BYTES) == 0 &&
+        catalog_find(vault->catalog, &vault->save.keys[last], last, KV_TARGET_STATE) == KV_NO_RECORD;
+}
+
 static void end(struct kv_vault *vault) {
     struct kv_vault_saved *saved = &vault->save.saved;
 
+    count_unsaved(vault);
     touch_chain(vault);
     vault->save.is_running = false;
     saved->us = vault->options.now_us() - vault->save.began_us;
@@ -424,6 +442,7 @@ void kv_vault_flush(struct kv_vault *vault, struct kv_vault_flush *flush) {
     flush->n_saves = vault->n_saves_asked;
     flush->n_alls = vault->n_alls_asked;
     flush->n_failed_syncs = vault->n_failed_syncs;
+    flush->n_unsaved = vault->n_unsaved; /* before it */
     flush->is_written = false;
     flush->next = vault->flushes;
     vault->flushes = flush;
@@ -466,6 +485,7 @@ static void flush_turn(struct kv_vault *vault) {
             continue;
         }
         *at = flush->next;
+        flush->n_unsaved = vault->n_unsaved - flush->n_unsaved;
         flush->done(flush, has_failed ? -EIO : 0);
         at = &vault->flushes; /* the call may have changed the list */
     }
@@ -477,8 +497,10 @@ void vault_purge_saves(struct kv_vault *vault, uint32_t uid) {
     for (int i = 0; i < VAULT_WRITES; i++)
         if (vault->writes[i].is_busy && catalog_look(vault->catalog, vault->writes[i].record).uid == uid)
             vault->writes[i].is_unwanted = true;
-    if (vault->save.is_running && vault->save.uid == uid)
+    if (vault->save.is_running && vault->save.uid == uid) {
         vault->save.at = vault->save.n;
+        vault->save.is_unwanted = true;
+    }
     for (uint32_t i = 0; i < vault->n_queued; i++) {
         struct vault_save *save = &vault->queue[(vault->queue_first + i) % VAULT_QUEUE];
 

@@ -291,6 +291,31 @@ def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
     one.stop()
 
 
+def test_a_flush_says_what_the_disk_does_not_take_and_tries_it_again(daemon, small_disk):
+    settings = {"kv.disk_path": small_disk / "kv", "kv.disk_bytes": "256MiB", "kv.host_bytes": "64MiB"}
+    one = daemon(**settings)
+    with one.connect() as client:
+        client.call("session.open", {"name": "a"})
+        talk(client, "a", TURNS[0])
+        assert client.call("cache.flush")["saved"] == 0
+        with open(small_disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(bytes(4096))
+        talk(client, "a", TURNS[1])
+        for _ in range(3):
+            with pytest.raises(spillway.NoSpace, match="the records of 1 sessions.* No space left on device") as refused:
+                client.call("cache.flush")
+            assert refused.value.data == {"records": 1, "pages": 0}
+        assert one.log().count("event=sessions.not_durable") == 1
+        (small_disk / "filler").unlink()
+        client.call("cache.flush")
+        assert client.call("session.info", {"name": "a"})["durable"] and not unwritten(one)
+        n_tokens = client.call("session.info", {"name": "a"})["n_tokens"]
+    kill(one)
+    with daemon(**settings).connect() as client:
+        assert client.call("session.info", {"name": "a"})["n_tokens"] == n_tokens
+
+
 def test_a_folder_that_vanishes_costs_durability_only(daemon, disk):
     one = daemon(**disk)
     with one.connect() as client:

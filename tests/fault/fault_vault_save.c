@@ -98,6 +98,42 @@ static void a_write_that_fails_retires_its_segment(void **state) {
     vr_free(&rig);
 }
 
+static uint64_t n_unsaved_after_flush(struct vault_rig *rig) {
+    struct vr_flush flush;
+
+    vr_ask_flush(rig, &flush);
+    vr_settle(rig);
+    assert_int_equal(flush.n_done, 1);
+    return flush.flush.n_unsaved;
+}
+
+/* Until they are written, by whoever asks for it next. */
+static void a_flush_counts_what_could_not_be_saved(void **state) {
+    static struct vault_chain chain;
+    struct vault_rig rig;
+
+    (void)state;
+    open_with_faults(&rig);
+    vr_chain(&rig, &chain, 1, 5);
+    vr_put_from(&rig, &chain, 0);
+    disk_faults_add(rig.faults, DISK_CALL_WRITE, none); /* the head of a file */
+    disk_faults_add(rig.faults, DISK_CALL_WRITE, error(-EIO));
+    vr_ask_save(&rig, &chain, KV_VAULT_SAVE_MUST);
+    assert_int_equal(n_unsaved_after_flush(&rig), 1);
+    assert_int_equal(n_unsaved_after_flush(&rig), 0); /* nothing was to be saved since */
+    disk_faults_always(rig.faults, DISK_CALL_WRITE, error(-ENOSPC));
+    vr_ask_save(&rig, &chain, KV_VAULT_SAVE_MUST);
+    assert_int_equal(n_unsaved_after_flush(&rig), 1);
+    disk_faults_always(rig.faults, DISK_CALL_WRITE, none);
+    vr_pass(&rig, 30000000);
+    vr_ask_save(&rig, &chain, KV_VAULT_SAVE_WORTH);
+    vr_ask_save(&rig, &chain, KV_VAULT_SAVE_MUST);
+    assert_int_equal(n_unsaved_after_flush(&rig), 0);
+    vr_expect_chain(&rig, &chain, true);
+    expect_home(&rig);
+    vr_free(&rig);
+}
+
 static void other_errors_of_a_write_cost_the_page(void **state) {
     static const struct disk_fault faults[] = {
         {.result = -ENOMEM}, {.result = -EINVAL}, {.result = -ENODEV}, {.short_by = UINT32_MAX}};
@@ -485,6 +521,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_write_that_meets_no_space_stops_writing_for_a_while),
         cmocka_unit_test(a_write_that_fails_retires_its_segment),
+        cmocka_unit_test(a_flush_counts_what_could_not_be_saved),
         cmocka_unit_test(other_errors_of_a_write_cost_the_page),
         cmocka_unit_test(short_and_interrupted_writes_go_on),
         cmocka_unit_test(a_late_write_holds_up_neither_its_chain_nor_a_flush),

@@ -293,6 +293,30 @@ static void failure_is_told_once_and_tried_again_later(void **state) {
     assert_int_equal(session_files_tick(rig.files), 0);
 }
 
+static void what_failed_is_tried_when_somebody_asks(void **state) {
+    struct session_file *file = add(UID, "a");
+    int fd = rig.folder.fd;
+
+    (void)state;
+    session_files_retry(rig.files);
+    assert_null(rig.out); /* there is nothing */
+    rig.folder.fd = -1;
+    put(file, UID, "a", 1);
+    turn();
+    session_files_retry(rig.files);
+    turn(); /* in vain, and once */
+    assert_null(rig.out);
+    assert_int_equal(stats().n_failed, 2);
+    assert_int_equal(stats().error, -EBADF);
+    assert_int_equal(session_files_tick(rig.files), 5 + RETRY_US); /* also by itself */
+    rig.folder.fd = fd;
+    session_files_retry(rig.files);
+    turn();
+    assert_true(session_file_is_durable(file));
+    assert_int_equal(tokens_of(UID, "a"), 1);
+    assert_int_equal(stats().n_unwritten, 0);
+}
+
 static void write_that_works_brings_those_that_failed(void **state) {
     struct session_file *a = add(UID, "a"), *b = add(UID, "b"), *gone = add(UID, "gone");
     int fd = rig.folder.fd;
@@ -426,17 +450,12 @@ static void names_of_files_tell_nothing_without_the_secret(void **state) {
 int main(void) {
 #define CASE(claim) cmocka_unit_test_setup_teardown(claim, open_rig, close_rig)
     const struct CMUnitTest tests[] = {
-        CASE(newest_state_is_written_and_those_between_are_not),
-        CASE(each_user_and_name_has_a_file_of_its_own),
-        CASE(removed_file_is_gone_also_when_a_write_is_out),
-        CASE(session_made_again_is_not_removed),
-        CASE(who_waits_is_told_when_its_own_state_is_there),
-        CASE(failure_is_told_once_and_tried_again_later),
-        CASE(write_that_works_brings_those_that_failed),
-        CASE(one_file_that_cannot_be_written_harms_no_other),
-        CASE(work_that_nobody_takes_is_done_later),
-        CASE(damaged_and_foreign_records_are_counted_and_left),
-        CASE(names_of_files_tell_nothing_without_the_secret),
+        CASE(newest_state_is_written_and_those_between_are_not), CASE(each_user_and_name_has_a_file_of_its_own),
+        CASE(removed_file_is_gone_also_when_a_write_is_out),     CASE(session_made_again_is_not_removed),
+        CASE(who_waits_is_told_when_its_own_state_is_there),     CASE(failure_is_told_once_and_tried_again_later),
+        CASE(what_failed_is_tried_when_somebody_asks),           CASE(write_that_works_brings_those_that_failed),
+        CASE(one_file_that_cannot_be_written_harms_no_other),    CASE(work_that_nobody_takes_is_done_later),
+        CASE(damaged_and_foreign_records_are_counted_and_left),  CASE(names_of_files_tell_nothing_without_the_secret),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
