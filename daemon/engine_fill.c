@@ -166,6 +166,49 @@ static void on_restored(void *user, int result) {
         engine_settle_all(engine);
 }
 
+/* What was brought up for those that still wait may leave again: the seq needs the room, or a restore of its own. They have
+ * it brought up anew. False: there was nothing. */
+static bool let_go_of_restored(struct engine *engine, const struct seq *for_whom) {
+    bool any = false;
+
+    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq)) {
+        if (!seq->restore || seq->is_restoring)
+            continue;
+        engine_end_restore(seq);
+        if (seq != for_whom)
+            seq->was_restored = false;
+        any = true;
+    }
+    return any;
+}
+
+/* Somebody runs, leaves or is brought up: what those that wait hold is taken over, one after the other. */
+static bool is_anybody_going_on(struct engine *engine) {
+    for (const struct seq *seq = engine->placed; seq; seq = seq->next)
+        if (!seq->is_parked || !has_place(seq))
+            return true;
+    for (const struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq))
+        if (seq->is_restoring)
+            return true;
+    return false;
+}
+
+static bool is_spilling(const struct engine *engine) {
+    return engine->options.spill && !kv_spill_is_idle(engine->options.spill);
+}
+
+/* All restores, and all pages, may be held by those that wait for pages, and so for this seq. False: later. */
+static bool start_restore(struct engine *engine, struct seq *seq, uint32_t n_pages) {
+    int r;
+
+    do
+        r = kv_restore_start(engine->options.restores, seq->keys, seq->tokens, n_pages, KV_RESTORE_REQUEST, on_restored,
+                             seq, &seq->restore);
+    while (r != 0 && !is_anybody_going_on(engine) && let_go_of_restored(engine, seq));
+    seq->is_restoring = r == 0;
+    return r != KV_RESTORE_E_BUSY && (r == 0 || !is_spilling(engine)); /* what is spilled holds its pages until then */
+}
+
 enum { SCAN_WAIT_US = 2 * 1000 * 1000 /* at most, for what may lie on disk */ };
 
 /* While others run their steps hide the copies, and waiting for them would be in the way of those steps. */
@@ -182,7 +225,6 @@ static enum below restore_first(struct engine *engine, struct plan *plan, struct
     struct kv_restores *restores = engine->options.restores;
     struct kv_found *found = &seq->found;
     uint32_t n_found;
-    int r;
 
     if (!restores || seq->was_restored || seq->has_lost_restore || n_pages == 0)
         return BELOW_NOTHING;
@@ -208,14 +250,11 @@ static enum below restore_first(struct engine *engine, struct plan *plan, struct
         seq->stats.restore_us = engine->options.now_us();
         return BELOW_HANDED;
     }
-    r = kv_restore_start(restores, seq->keys, seq->tokens, n_found, KV_RESTORE_REQUEST, on_restored, seq,
-                         &seq->restore);
-    if (r == KV_RESTORE_E_BUSY)
+    if (!start_restore(engine, seq, n_found))
         return BELOW_LATER;
     seq->was_restored = true;
-    if (r != 0)
+    if (!seq->is_restoring)
         return BELOW_NOTHING;
-    seq->is_restoring = true;
     seq->stats.restore_us = engine->options.now_us();
     return BELOW_LATER;
 }
@@ -238,19 +277,6 @@ void engine_watch_restores(struct engine *engine) {
     }
 }
 
-/* What was brought up for those that still wait may leave again: who has a place needs the room. False: there was none. */
-static bool let_go_of_restored(struct engine *engine) {
-    bool any = false;
-
-    for (struct seq *seq = waiting_first(&engine->waiting); seq; seq = waiting_next(&engine->waiting, seq)) {
-        if (!seq->restore || seq->is_restoring)
-            continue;
-        engine_end_restore(seq);
-        any = true;
-    }
-    return any;
-}
-
 /* Copies on their way hold pages, of the device and of host memory, which come back when they are done. */
 static bool are_copies_out(const struct engine *engine) {
     struct kv_restores_stats restores = {0};
@@ -260,8 +286,7 @@ static bool are_copies_out(const struct engine *engine) {
         kv_restores_stats(engine->options.restores, &restores);
     if (engine->options.shelf)
         kv_shelf_stats(engine->options.shelf, KV_TARGET_FULL, &below);
-    return below.n_pinned > 0 || restores.n_now > 0 ||
-           (engine->options.spill && !kv_spill_is_idle(engine->options.spill));
+    return below.n_pinned > 0 || restores.n_now > 0 || is_spilling(engine);
 }
 
 /* Where the tokens came from that are not computed, and how many are that somebody had. */
@@ -305,7 +330,7 @@ static enum placed place(struct engine *engine, struct plan *plan, struct seq *s
     while (below == BELOW_NOTHING &&
            pages_begin(&engine->pages[slot], &(struct seq_keys){seq->keys, seq->tokens, n_pages, seq->uid}, is_large,
                        &plan->work.before, &match) != 0)
-        if (!let_go_of_restored(engine))
+        if (!let_go_of_restored(engine, seq))
             return PLACE_FULL;
     if (below == BELOW_NOTHING)
         engine_end_restore(seq); /* the seq's own lease holds it now */
@@ -403,7 +428,7 @@ static bool make_room(struct engine *engine, struct seq *seq) {
 
     if (is_room_coming(engine))
         return false;
-    if (let_go_of_restored(engine))
+    if (let_go_of_restored(engine, seq))
         return true;
     n = list_placed(engine);
     n = schedule_victim(engine->list, n);

@@ -131,6 +131,40 @@ static void steps_go_on_while_no_write_comes_back(void **state) {
     engine_rig_close(&rig);
 }
 
+/* Two have been brought up while a third could not be looked at, and hold all restores there are for one user, and all
+ * pages: nobody of them fits beside the other, and the third, who is first in line, has nothing brought up. */
+static void who_was_brought_up_and_waits_is_in_nobodys_way(void **state) {
+    static struct talk cold[3], warm[3];
+    struct engine_rig_options options = WITH_DISK;
+    struct engine_rig rig;
+
+    (void)state;
+    options.n_slots[KV_TARGET_FULL] = 8;
+    engine_rig_open(&rig, &pair, &options);
+    for (int i = 0; i < 3; i++) {
+        start(&rig, &cold[i], i);
+        finish(&rig, &cold[i]);
+        settle(&rig);
+        forget(&rig);
+    }
+    start(&rig, &warm[0], 0);
+    warm[0].seq->is_parked = true;
+    for (int i = 1; i < 3; i++) {
+        start(&rig, &warm[i], i);
+        engine_turn(rig.engine);
+        assert_true(warm[i].seq->is_restoring);
+    }
+    warm[0].seq->is_parked = false;
+    settle(&rig);
+    for (int i = 0; i < 3; i++) {
+        assert_true(warm[i].is_over && warm[i].why == SEQ_END_LENGTH);
+        assert_memory_equal(warm[i].tokens, cold[i].tokens, sizeof warm[i].tokens);
+        assert_int_equal(warm[i].stats.n_recomputed, 0);
+    }
+    engine_rig_check_is_idle(&rig);
+    engine_rig_close(&rig);
+}
+
 /* Computed once, on disk only; then asked for again while the first read goes wrong in this way. */
 static void check_reading(struct disk_fault fault, bool is_from_disk) {
     static struct talk cold, warm, after;
@@ -468,6 +502,7 @@ static void after_a_lost_device_the_next_process_finds_what_was_on_disk(void **s
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_go_on_while_no_write_comes_back),
+        cmocka_unit_test(who_was_brought_up_and_waits_is_in_nobodys_way),
         cmocka_unit_test(what_cannot_be_read_is_computed),
         cmocka_unit_test(what_a_disk_took_last_decides_whether_it_is_read),
         cmocka_unit_test(a_restore_that_crawls_is_given_up_and_not_tried_again),
