@@ -200,6 +200,10 @@ static const struct metric_row rows[METRIC_N] = {
     [METRIC_DISK_EVICTIONS] = {"disk_evictions_total", METRIC_COUNTER, &groups,
                                .help = "Slots on disk emptied to make room."},
     [METRIC_DISK_FILE_BYTES] = {"disk_file_bytes", METRIC_GAUGE, .help = "Size of the segment files."},
+    [METRIC_DISK_ROOM_BYTES] = {"disk_room_bytes", METRIC_GAUGE,
+                                .help =
+                                    "Most that the segment files may have: kv.disk_bytes, or less if the file system "
+                                    "has no room for that."},
     [METRIC_DISK_SAVES] = {"disk_saves_total", METRIC_COUNTER, .help = "Prefixes written to disk."},
     [METRIC_DISK_SAVED_BYTES] = {"disk_saved_bytes_total", METRIC_COUNTER, .help = "Bytes of pages written to disk."},
     [METRIC_DISK_READ_BYTES] = {"disk_read_bytes_total", METRIC_COUNTER, .help = "Bytes of pages read from disk."},

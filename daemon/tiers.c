@@ -17,7 +17,7 @@ struct tiers {
     struct watch *watch;
     struct { /* of which the log has told */
         bool is_off, is_write_off, is_scanning, is_warming;
-        uint64_t n_damaged, n_host_damaged;
+        uint64_t n_damaged, n_host_damaged, room_bytes;
     } told;
 };
 
@@ -54,7 +54,20 @@ static void on_restored(void *user, const struct kv_restored *restored) {
              ms[KV_RESTORE_WAITING], restored->result == 0 ? "done" : strerror(-restored->result));
 }
 
+/* Room for less than was asked for, or for less than the log has told. */
+static void tell_of_room(struct service *service, const struct kv_vault_stats *stats, uint64_t told_bytes) {
+    if (stats->room_bytes < told_bytes)
+        log_line(
+            &service->log, LOG_WARN, "disk.short",
+            "path=%s room_bytes=%llu wanted_bytes=%llu: the file system has no room for all of kv.disk_bytes; what "
+            "is older leaves sooner; make room, or lower kv.disk_bytes",
+            service->config.kv.disk_path, (unsigned long long)stats->room_bytes,
+            (unsigned long long)service->config.kv.disk_bytes);
+    service->tiers->told.room_bytes = stats->room_bytes;
+}
+
 static void log_opened(struct service *service) {
+    uint64_t wanted_bytes = service->config.kv.disk_bytes;
     struct kv_vault_stats stats;
 
     kv_vault_stats(service->pair.vault, &stats);
@@ -63,6 +76,7 @@ static void log_opened(struct service *service) {
              service->config.kv.disk_path, (unsigned long long)stats.cap_bytes, stats.n_segments,
              (unsigned long long)stats.segment_bytes, stats.disk.is_ring, stats.disk.is_direct,
              stats.disk.has_registered_buffers);
+    tell_of_room(service, &stats, wanted_bytes - wanted_bytes % stats.segment_bytes);
 }
 
 /* ---- short of memory ------------------------------------------------------------------------------------------------ */
@@ -187,6 +201,7 @@ static void tell(struct service *service) {
         log_line(&service->log, LOG_INFO, "disk.warmed", "prefixes=%llu pages=%llu bytes=%llu ms=%llu",
                  (unsigned long long)stats.n_warm_chains, (unsigned long long)stats.n_warm_pages,
                  (unsigned long long)stats.warm_bytes, (unsigned long long)stats.warm_us / 1000);
+    tell_of_room(service, &stats, tiers->told.room_bytes);
     tiers->told.is_warming = stats.is_warming;
     tiers->told.is_off = stats.is_off;
     tiers->told.is_write_off = stats.is_write_off;
@@ -330,6 +345,7 @@ static void update_disk(struct service *service) {
         metrics_set(m, METRIC_DISK_EVICTIONS, g, (int64_t)s.group[g].n_evicted);
     }
     metrics_set(m, METRIC_DISK_FILE_BYTES, 0, (int64_t)s.bytes);
+    metrics_set(m, METRIC_DISK_ROOM_BYTES, 0, (int64_t)s.room_bytes);
     metrics_set(m, METRIC_DISK_SAVES, 0, (int64_t)s.n_saves);
     metrics_set(m, METRIC_DISK_SAVED_BYTES, 0, (int64_t)s.saved_bytes);
     metrics_set(m, METRIC_DISK_READ_BYTES, 0, (int64_t)s.read_bytes);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -169,6 +170,15 @@ static int list(const struct disk_folder *folder, bool new_ones, void (*each)(vo
 
 int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user) {
     return list(folder, false, each, user);
+}
+
+int disk_folder_free_bytes(const struct disk_folder *folder, uint64_t *ret_bytes) {
+    struct statvfs status;
+
+    if (fstatvfs(folder->fd, &status) != 0)
+        return -errno;
+    *ret_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    return 0;
 }
 
 static void remove_name(void *user, const char *name) {

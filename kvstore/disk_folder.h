@@ -31,6 +31,8 @@ int disk_folder_check(const struct disk_folder *folder, const char *path);
 
 /* Every name except the lock, files under construction and dots. */
 int disk_folder_list(const struct disk_folder *folder, void (*each)(void *user, const char *name), void *user);
+/* What may be written into its file system by this user. */
+int disk_folder_free_bytes(const struct disk_folder *folder, uint64_t *ret_bytes);
 /* Removes what a crash left under construction, as far as that works. Nothing may be under construction now. */
 void disk_folder_clean(const struct disk_folder *folder);
 

@@ -114,6 +114,20 @@ static int open_memory(struct kv_vault *vault) {
     return 0;
 }
 
+/* As far as it can be known before the files are made. */
+static int look_for_room(struct kv_vault *vault) {
+    uint64_t bytes;
+    int r = disk_folder_free_bytes(vault->options.folder, &bytes);
+
+    if (r != 0)
+        return r;
+    for (uint32_t s = 0; s < vault->n_segments_max; s++)
+        bytes += disk_segment_exists(vault->disk, s) ? vault->segment_bytes : 0;
+    vault->room_bytes = min_u64(vault->options.disk_bytes, bytes);
+    vault->room_bytes -= vault->room_bytes % vault->segment_bytes;
+    return 0;
+}
+
 int kv_vault_open(const struct kv_vault_options *options, struct kv_vault **ret_vault) {
     struct kv_breaker_options breaker = {
         .n_errors_max = ERRORS_MAX, .n_late_max = LATE_MAX, .window_us = WINDOW_US, .probe_us = PROBE_US};
@@ -134,6 +148,8 @@ int kv_vault_open(const struct kv_vault_options *options, struct kv_vault **ret_
         r = open_maps(vault);
     if (r == 0)
         r = vault_mark_strangers(vault);
+    if (r == 0)
+        r = look_for_room(vault);
     if (r == 0)
         r = open_memory(vault);
     if (r != 0) {
@@ -566,6 +582,7 @@ void kv_vault_stats(const struct kv_vault *vault, struct kv_vault_stats *ret_sta
     ret_stats->segment_bytes = vault->segment_bytes;
     ret_stats->bytes = segments.bytes;
     ret_stats->cap_bytes = segments.cap_bytes;
+    ret_stats->room_bytes = vault->room_bytes;
     ret_stats->budget_bytes = vault->options.write_bytes_per_day == 0 ? UINT64_MAX
                               : vault->budget_bytes > 0               ? (uint64_t)vault->budget_bytes
                                                                       : 0;

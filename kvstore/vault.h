@@ -167,6 +167,7 @@ struct kv_vault_stats {
         uint64_t n_evicted;
     } group[KV_GROUP_N];
     uint64_t segment_bytes, bytes, cap_bytes; /* of one file; of all; the most */
+    uint64_t room_bytes;                      /* of all: what was asked for, or what the file system has room for */
     uint64_t n_saves, n_saved_pages, saved_bytes, n_reads, read_bytes;
     uint64_t n_skipped_short, n_skipped_budget, n_skipped_off, n_skipped_full, n_skipped_gone, n_write_errors;
     uint64_t n_read_errors, n_read_late, n_damaged; /* damaged: read, and not what it should be */

@@ -168,6 +168,7 @@ struct kv_vault {
 
     /* vault_segments.c */
     struct vault_file file;
+    uint64_t room_bytes;       /* whole files: what was asked for, or what the file system has room for */
     uint64_t no_file_until_us; /* 0: the file system has space for another */
     struct {                   /* of a retired file */
         bool is_busy;

@@ -32,6 +32,7 @@ static void fail_file(struct kv_vault *vault, int error) {
         vault->stats.n_write_errors++;
         vault->no_file_until_us = vault->options.now_us() + NO_FILE_US;
         segment_set_cap(vault->segments, stats.bytes);
+        vault->room_bytes = min_u64(vault->room_bytes, stats.bytes);
         return;
     }
     vault_write_failed(vault, error);
@@ -45,6 +46,7 @@ static void on_late_file(struct disk_op *op) {
 
 static void on_head(struct disk_op *op) {
     struct kv_vault *vault = container_of(op, struct kv_vault, file.op);
+    struct segment_stats stats;
 
     if (op->result != 0) {
         fail_file(vault, op->result);
@@ -55,6 +57,8 @@ static void on_head(struct disk_op *op) {
     vault_stored_in(vault, op->segment, op->bytes); /* until it is synced the head before it may be back */
     vault_report(vault, vault->file.ticket, &vault->file.is_reported, KV_BREAKER_WORKED);
     segment_ready(vault->segments, vault->file.segment);
+    segment_stats(vault->segments, &stats);
+    vault->room_bytes = max_u64(vault->room_bytes, stats.bytes);
 }
 
 static void write_head(struct kv_vault *vault) {

@@ -267,6 +267,8 @@ def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
     one = daemon(**settings)
     with one.connect() as client:
         client.call("session.open", {"name": "a"})
+        assert "event=disk.short" in one.log()  # not even a file of pages
+        assert one.metrics()["spillway_disk_room_bytes"] == 0
         talk(client, "a", TURNS[0])
         wait_until(lambda: not unwritten(one))
         with open(small_disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
@@ -283,7 +285,7 @@ def test_a_full_disk_costs_durability_only_and_heals(daemon, small_disk):
         (small_disk / "filler").unlink()
         client.call("session.open", {"name": "b"})  # what works for one is tried for the others
         wait_until(lambda: client.call("session.info", {"name": "a"})["durable"])
-        assert one.log().count("event=sessions.durable") == 1
+        assert one.log().count("event=sessions.durable") == one.log().count("event=disk.short") == 1
     kill(one)
     one = daemon(**settings)
     with one.connect() as client:

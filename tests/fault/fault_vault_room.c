@@ -641,12 +641,14 @@ static void on_a_file_system_that_is_full_it_lives_in_what_it_got(void **state) 
     make_pages_large(&rig);
     rig.options.disk_bytes = 16 * (uint64_t)VR_SEGMENT; /* more than there is */
     vr_open(&rig);
+    assert_in_range(vr_stats(&rig).room_bytes, 4 * VR_SEGMENT, 5 * VR_SEGMENT); /* known before the first file */
     for (int i = 0; i < 10; i++) {
         vr_chain(&rig, &chain[i], 1 + i, 8);
         vr_save(&rig, &chain[i]);
         assert_true(vr_is_whole(&rig, &chain[i]));
     }
     assert_in_range(vr_stats(&rig).bytes, 3 * VR_SEGMENT, 5 * VR_SEGMENT);
+    assert_int_equal(vr_stats(&rig).room_bytes, vr_stats(&rig).bytes);
     vr_expect_chain(&rig, &chain[9], false);
     vr_expect_chain(&rig, &chain[8], false);
     vr_close(&rig);
