@@ -59,7 +59,7 @@ def planned_pages(request, settings):
 def with_pages(request, n_pages, n_draft_pages=0, **settings):
     """The settings of the smallest device that has so many pages, for contexts that it does not hold."""
     for quarters in range(4 * 4, 4 * 64):
-        found = small(2 * 64 * max(n_pages, n_draft_pages, 62), quarters * MIB // 4, **settings)
+        found = small(2 * 64 * max(n_pages, n_draft_pages, 66), quarters * MIB // 4, **settings)
         planned = planned_pages(request, found)
         if planned[0] >= n_pages and planned[1] >= n_draft_pages:
             return found
