@@ -79,6 +79,12 @@ int cache_folder_open(const char *path, struct cache_folder *ret_folder, struct 
     return 0;
 }
 
+int cache_folder_look(const char *path, struct report *report) {
+    int r = disk_folder_look(path);
+
+    return r == 0 ? 0 : explain(path, "", r, report);
+}
+
 void cache_folder_close(struct cache_folder *folder) {
     if (folder->root.lock_fd <= 0) /* a lock is never standard input */
         return;

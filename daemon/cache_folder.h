@@ -16,4 +16,6 @@ enum { CACHE_FOLDER_E_LOCKED = 1 /* another daemon has it; it may go */ };
 /* Makes what is missing, but for folders above `path`. Blocks: for the start. CACHE_FOLDER_E_LOCKED, -EINVAL for what must
  * be changed by hand, or -errno, each with a line that says what to do. */
 int cache_folder_open(const char *path, struct cache_folder *ret_folder, struct report *report);
+/* Whether the folder itself could be opened; a daemon may have it. Makes nothing and locks nothing; refuses as above. */
+int cache_folder_look(const char *path, struct report *report);
 void cache_folder_close(struct cache_folder *folder); /* fine for a zeroed one */

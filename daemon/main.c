@@ -1,4 +1,5 @@
 /* spillwayd: arguments, wiring from top to bottom, shutdown from bottom to top. */
+#include <errno.h>
 #include <getopt.h>
 #include <malloc.h>
 #include <signal.h>
@@ -107,7 +108,12 @@ static int print_plan(const struct config *config, bool only_check) {
     struct memplan plan;
     struct report report;
     struct text text;
+    int r = only_check && config_has_disk(config) ? cache_folder_look(config->kv.disk_path, &report) : 0;
 
+    if (r != 0) {
+        fprintf(stderr, "spillwayd: %s\n", report.line);
+        return r == -EINVAL ? EXIT_CONFIG : 1;
+    }
     if (pair_plan(config, &plan, &report) != 0) {
         fprintf(stderr, "spillwayd: %s\n", report.line);
         return EXIT_MODEL;

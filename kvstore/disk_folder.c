@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,6 +50,11 @@ static int check_local(int fd) {
     return 0;
 }
 
+/* Names can be made in it, by the rights that we act with. */
+static int check_writable(int fd) {
+    return faccessat(fd, ".", W_OK | X_OK, AT_EACCESS) == 0 ? 0 : -errno;
+}
+
 /* A descriptor or -errno. */
 static int open_file(const struct disk_folder *folder, const char *name, int flags) {
     int r, fd = openat(folder->fd, name, flags | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -80,12 +86,10 @@ static int lock(struct disk_folder *folder) {
     return errno == EAGAIN || errno == EACCES ? DISK_E_LOCKED : -errno;
 }
 
-static int open_folder(int parent_fd, const char *path, struct disk_folder *ret_folder) {
+static int open_existing(int parent_fd, const char *path, struct disk_folder *ret_folder) {
     struct disk_folder folder = {.fd = -1, .lock_fd = -1};
     int r;
 
-    if (mkdirat(parent_fd, path, 0700) != 0 && errno != EEXIST)
-        return -errno;
     folder.fd = openat(parent_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (folder.fd < 0)
         return errno == ELOOP ? -ENOTDIR : -errno;
@@ -96,6 +100,12 @@ static int open_folder(int parent_fd, const char *path, struct disk_folder *ret_
     }
     *ret_folder = folder;
     return 0;
+}
+
+static int open_folder(int parent_fd, const char *path, struct disk_folder *ret_folder) {
+    if (mkdirat(parent_fd, path, 0700) != 0 && errno != EEXIST)
+        return -errno;
+    return open_existing(parent_fd, path, ret_folder);
 }
 
 int disk_folder_open(const char *path, struct disk_folder *ret_folder) {
@@ -113,6 +123,54 @@ int disk_folder_open(const char *path, struct disk_folder *ret_folder) {
     }
     *ret_folder = folder;
     return 0;
+}
+
+/* -ENOENT where mkdir() would say so, too. */
+static int look_above(const char *path) {
+    char above[PATH_MAX];
+    size_t n = strnlen(path, sizeof(above));
+    int fd, r;
+
+    if (n == sizeof(above))
+        return -ENAMETOOLONG;
+    memcpy(above, path, n + 1);
+    while (n > 1 && above[n - 1] == '/')
+        n--;
+    while (n > 0 && above[n - 1] != '/')
+        n--;
+    if (n == 0)
+        above[n++] = '.';
+    above[n] = '\0';
+    fd = open(above, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    r = check_local(fd);
+    if (r == 0)
+        r = check_writable(fd);
+    close(fd);
+    return r;
+}
+
+int disk_folder_look(const char *path) {
+    struct disk_folder folder = {.fd = -1, .lock_fd = -1};
+    int r, fd;
+
+    if (path[0] == '\0')
+        return -ENOENT;
+    r = open_existing(AT_FDCWD, path, &folder);
+    if (r != 0)
+        return r == -ENOENT ? look_above(path) : r;
+    r = check_local(folder.fd);
+    if (r == 0)
+        r = check_writable(folder.fd);
+    if (r == 0) {
+        fd = open_file(&folder, LOCK_NAME, O_RDWR);
+        if (fd >= 0)
+            close(fd);
+        r = fd >= 0 || fd == -ENOENT ? 0 : fd;
+    }
+    disk_folder_close(&folder);
+    return r;
 }
 
 int disk_folder_open_in(const struct disk_folder *parent, const char *name, struct disk_folder *ret_folder) {

@@ -22,6 +22,9 @@ enum {
 /* Makes the folder with mode 0700 if only its last part is missing, and locks it until close or the end of the process.
  * DISK_E_*, or -errno: -ENOTDIR also for a link. */
 int disk_folder_open(const char *path, struct disk_folder *ret_folder);
+/* Whether that would work, but for the lock, which may be held: makes nothing and locks nothing. Also -EACCES or -EROFS where
+ * no file could be made, or not the folder. */
+int disk_folder_look(const char *path);
 /* A folder within it, made if missing; it has no lock of its own. */
 int disk_folder_open_in(const struct disk_folder *parent, const char *name, struct disk_folder *ret_folder);
 void disk_folder_close(struct disk_folder *folder);

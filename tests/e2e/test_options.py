@@ -73,6 +73,29 @@ def test_check_judges_syntax_values_model_and_memory(spillwayd, tmp_path):
     assert ended.returncode == 77 and "kv.device_bytes" in ended.stderr
 
 
+def test_check_judges_the_disk_folder_and_changes_nothing(spillwayd, tmp_path):
+    def check(path, disk_bytes="256MiB"):
+        ended = spillwayd("--check", "--set", "model.backend=cpu", "--set", "limits.max_context=4096",
+                          "--set", "sched.max_seqs=4", "--set", "kv.host_bytes=64MiB", "--set", f"kv.disk_path={path}",
+                          "--set", f"kv.disk_bytes={disk_bytes}")
+        assert not ended.stdout
+        return ended.returncode, ended.stderr
+
+    folder, file = tmp_path / "kv", tmp_path / "file"
+    assert check(folder) == (0, "")
+    assert not folder.exists()
+    folder.mkdir(mode=0o700)
+    assert check(folder) == (0, "")
+    assert not list(folder.iterdir())
+    folder.chmod(0o750)
+    file.write_text("")
+    for path, words in ((folder, "with mode 0700"), (file, "it is a link or no folder"),
+                        (tmp_path / "no/kv", "the folder above it does not exist")):
+        status, said = check(path)
+        assert status == 78 and said.startswith(f"spillwayd: kv.disk_path: {path}: ") and words in said
+        assert check(path, disk_bytes=0) == (0, ""), "the tier is off"
+
+
 def test_later_places_win_and_each_value_says_where_it_is_from(spillwayd, tmp_path):
     conf, folder = tmp_path / "spillway.conf", tmp_path / "conf.d"
     folder.mkdir()

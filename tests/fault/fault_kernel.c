@@ -150,6 +150,7 @@ static void a_network_file_system_is_refused(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(magics); i++) {
         kernel.magic = magics[i];
         assert_int_equal(disk_folder_open(path, &folder), DISK_E_NETWORK);
+        assert_int_equal(disk_folder_look(path), DISK_E_NETWORK);
         assert_int_equal(access(lock, F_OK), -1); /* nothing was made there */
     }
     for (size_t i = 0; i < ARRAY_LEN(local); i++) {

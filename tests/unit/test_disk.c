@@ -349,6 +349,73 @@ static void links_and_files_are_no_folder_and_a_link_is_no_lock(void **state) {
     rig_free(&rig);
 }
 
+/* As somebody who is not above all rights. */
+static int look_as_another(const char *path) {
+    int status;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(geteuid() == 0 && seteuid(12345) != 0 ? 0 : -disk_folder_look(path));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    return -WEXITSTATUS(status);
+}
+
+static void a_look_says_what_opening_would_and_changes_nothing(void **state) {
+    struct disk_rig rig;
+    char other[80];
+
+    (void)state;
+    rig_make_folder(&rig, "/tmp");
+    make_file(&rig, "file", 0, 0600);
+    assert_int_equal(disk_folder_look(rig.path), 0); /* although it is locked */
+    disk_folder_close(&rig.folder);
+    assert_int_equal(chmod(rig.path, 0750), 0);
+    assert_int_equal(disk_folder_look(rig.path), DISK_E_UNSAFE);
+    assert_int_equal(chmod(rig.path, 0700), 0);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(rig.path, 12345, 12345), 0);
+        assert_int_equal(disk_folder_look(rig.path), DISK_E_UNSAFE);
+    }
+    snprintf(other, sizeof(other), "%s/..", rig.path);
+    assert_int_equal(chmod(other, 0711), 0); /* the other one comes this far */
+    snprintf(other, sizeof(other), "%s/lock", rig.path);
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(look_as_another(rig.path), 0);
+    assert_int_equal(chmod(rig.path, 0500), 0);
+    assert_int_equal(look_as_another(rig.path), -EACCES);
+    snprintf(other, sizeof(other), "%s/new", rig.path);
+    assert_int_equal(look_as_another(other), -EACCES); /* it could not be made */
+    assert_int_equal(chmod(rig.path, 0700), 0);
+    if (geteuid() == 0)
+        assert_int_equal(chown(rig.path, 0, 0), 0);
+
+    assert_int_equal(disk_folder_look(other), 0);
+    snprintf(other, sizeof(other), "%s/new//", rig.path);
+    assert_int_equal(disk_folder_look(other), 0);
+    assert_int_equal(access(other, F_OK), -1);
+    snprintf(other, sizeof(other), "%s/no/such", rig.path);
+    assert_int_equal(disk_folder_look(other), -ENOENT);
+    assert_int_equal(disk_folder_look(""), -ENOENT);
+    snprintf(other, sizeof(other), "%s/file", rig.path);
+    assert_int_equal(disk_folder_look(other), -ENOTDIR);
+    snprintf(other, sizeof(other), "%s/file/new", rig.path);
+    assert_int_equal(disk_folder_look(other), -ENOTDIR);
+    snprintf(other, sizeof(other), "%s-link", rig.path);
+    assert_int_equal(symlink(rig.path, other), 0);
+    assert_int_equal(disk_folder_look(other), -ENOTDIR);
+    unlink(other);
+
+    assert_int_equal(disk_folder_look(rig.path), 0);
+    snprintf(other, sizeof(other), "%s/lock", rig.path);
+    assert_int_equal(access(other, F_OK), -1); /* no lock was left there */
+    assert_int_equal(disk_folder_open(rig.path, &rig.folder), 0);
+    assert_int_equal(chmod(other, 0644), 0);
+    assert_int_equal(disk_folder_look(rig.path), -EPERM);
+    rig_free(&rig);
+}
+
 static void folder_that_was_replaced_or_opened_up_is_noticed(void **state) {
     struct disk_rig rig;
     char moved[80];
@@ -627,6 +694,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(second_owner_is_refused_until_the_first_is_gone),
         cmocka_unit_test(folder_open_to_others_is_refused),
         cmocka_unit_test(links_and_files_are_no_folder_and_a_link_is_no_lock),
+        cmocka_unit_test(a_look_says_what_opening_would_and_changes_nothing),
         cmocka_unit_test(folder_that_was_replaced_or_opened_up_is_noticed),
         cmocka_unit_test(small_file_is_replaced_as_a_whole),
         cmocka_unit_test(kernel_without_io_uring_leaves_the_work_to_workers),
