@@ -10,11 +10,14 @@ const struct proto_param proto_gen_start_params[] = {
     {.name = "prompt_ids", .type = PARAM_IDS, .n_min = 1, .doc = "token ids to go on from"},
     {.name = "messages",
      .type = PARAM_MAPS,
-     .doc = "`{role, content, reasoning_content?, tool_calls?}` each, rendered by the model's chat template"},
+     .doc = "`{role, content, reasoning_content?, tool_calls?}` each, rendered by the model's chat template; `name`, "
+            "`tool_call_id`, `refusal`, `annotations` and `reasoning` are ignored, any other key that is not nil is an "
+            "error"},
     {.name = "tools",
      .type = PARAM_MAPS,
      .default_text = "none",
-     .doc = "tools the model may call, in JSON schema; with `messages`"},
+     .doc =
+         "tools the model may call, in JSON schema; with `messages`. Each stands in the prompt as it is, all its keys"},
     {.name = "thinking",
      .type = PARAM_BOOL,
      .default_text = "the template's",

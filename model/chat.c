@@ -22,7 +22,8 @@
  *   - in a list of content parts, a part with a `text` is text whatever its type says, and a scalar there is spelled
  *     as by Python's str().
  * Refused here although the template renders something: images and videos, for which there is no encoder; tools that
- * are no list of maps, messages and parts that are no maps. */
+ * are no list of maps, messages and parts that are no maps; keys of a message that neither it nor a client we know of
+ * has, since they are slips. */
 
 static const char tools_head[] = "<|im_start|>system\n"
                                  "# Tools\n\n"
@@ -202,6 +203,70 @@ static bool has_tools(const struct value *tools) {
     return tools && tools->kind == VALUE_ARRAY && tools->array.n > 0;
 }
 
+enum { SHOWN_BYTES_MAX = 40 };
+
+struct shown {
+    char text[SHOWN_BYTES_MAX + 1];
+};
+
+/* A caller's word for a report, cut between characters; a zero in it would end the line. */
+static struct shown shown(struct span word) {
+    struct shown shown = {""};
+    size_t n = word.n;
+
+    if (n > SHOWN_BYTES_MAX)
+        for (n = SHOWN_BYTES_MAX; n > 0 && ((unsigned char)word.bytes[n] & 0xC0) == 0x80;)
+            n--;
+    for (size_t i = 0; i < n; i++)
+        shown.text[i] = word.bytes[i] ? word.bytes[i] : '?';
+    return shown;
+}
+
+/* The template's, and those that clients carry along, which are ignored. */
+static bool is_message_key(struct span key) {
+    static const char *const keys[] = {"role",         "content", "reasoning_content", "tool_calls", "name",
+                                       "tool_call_id", "refusal", "annotations",       "reasoning"};
+
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (span_is(key, keys[i]))
+            return true;
+    return false;
+}
+
+/* A key that is nil counts as not given: answers of other servers, sent back, are full of them. */
+static int check_keys(struct renderer *r, uint32_t message_idx, const struct value *message) {
+    for (uint32_t i = 0; i < message->map.n; i++) {
+        struct span key = message->map.pairs[i].key;
+
+        if (message->map.pairs[i].value.kind != VALUE_NIL && !is_message_key(key))
+            return report_error(r->report, CHAT_E_REFUSED,
+                                "messages[%u]: there is no key \"%s\"; a message has role, content, "
+                                "reasoning_content, tool_calls, and may have name, tool_call_id, refusal, annotations "
+                                "and reasoning, which are ignored",
+                                message_idx, shown(key).text);
+    }
+    return 0;
+}
+
+static int check_message(struct renderer *r, uint32_t message_idx) {
+    static const char roles[] = "system, user, assistant or tool";
+    const struct value *message = &r->messages->array.items[message_idx], *role = value_get(message, "role");
+    int e;
+
+    if (message->kind != VALUE_MAP)
+        return report_error(r->report, CHAT_E_REFUSED, "messages[%u]: must be a map", message_idx);
+    e = check_keys(r, message_idx, message);
+    if (e != 0 || role_of(message) != ROLE_NONE)
+        return e;
+    if (!role || role->kind == VALUE_NIL)
+        return report_error(r->report, CHAT_E_REFUSED, "messages[%u].role: is missing; it must be %s", message_idx,
+                            roles);
+    if (role->kind != VALUE_STRING)
+        return report_error(r->report, CHAT_E_REFUSED, "messages[%u].role: must be a string: %s", message_idx, roles);
+    return report_error(r->report, CHAT_E_REFUSED, "messages[%u].role: is \"%s\"; it must be %s", message_idx,
+                        shown(role->text).text, roles);
+}
+
 static int check_request(struct renderer *r, const struct value *tools) {
     if (r->messages->kind != VALUE_ARRAY || r->messages->array.n == 0)
         return report_error(r->report, CHAT_E_REFUSED, "messages: must be a list with at least one message");
@@ -212,6 +277,12 @@ static int check_request(struct renderer *r, const struct value *tools) {
             return report_error(r->report, CHAT_E_REFUSED, "tools[%u]: must be a map", i);
     if (has_tools(tools) && r->options->continuation)
         return report_error(r->report, CHAT_E_REFUSED, "tools: belong to the start of a conversation");
+    for (uint32_t i = 0; i < r->messages->array.n; i++) {
+        int e = check_message(r, i);
+
+        if (e != 0)
+            return e;
+    }
     return 0;
 }
 
@@ -398,11 +469,10 @@ static int put_message(struct renderer *r, uint32_t message_idx) {
     case ROLE_TOOL:
         put_tool_result(r, message_idx, content);
         return 0;
-    case ROLE_NONE:
+    case ROLE_NONE: /* check_message() */
         break;
     }
-    return report_error(r->report, CHAT_E_REFUSED, "messages[%u].role: must be system, user, assistant or tool",
-                        message_idx);
+    return 0;
 }
 
 static int render(struct renderer *r, const struct value *tools) {

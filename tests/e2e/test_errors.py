@@ -48,6 +48,10 @@ def test_bad_param_names_the_param(one):
                 assert (await refusal(raw, "gen.start", **params)).code == "BAD_PARAM", params
             assert (await refusal(raw, "text.detokenize", ids=[1 << 30])).code == "BAD_PARAM"
             n_vocab = (await raw.call("model.info"))["n_vocab"]
+            error = await refusal(raw, "gen.start", messages=[{"role": "user", "contents": "x"}])
+            assert error.code == "BAD_PARAM" and 'messages[0]: there is no key "contents"' in error.message
+            error = await refusal(raw, "chat.render", messages=[{"role": "usr", "content": "x"}])
+            assert error.code == "BAD_PARAM" and 'messages[0].role: is "usr"; it must be system, user' in error.message
             error = await refusal(raw, "gen.start", prompt="a", stop_ids=[n_vocab - 1, n_vocab])
             assert error.code == "BAD_PARAM"
             assert f"stop_ids: id {n_vocab}; this model's ids are 0..{n_vocab - 1}" in error.message

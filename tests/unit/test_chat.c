@@ -192,11 +192,12 @@ static void bad_requests_are_refused_with_a_reason(void **state) {
     (void)state;
     refuses("{}", NULL, "messages: must be a list");
     refuses("[]", NULL, "messages: must be a list");
-    refuses("[5]", NULL, "no user message");
-    refuses("[" USER ",5]", NULL, "messages[1].role");
-    refuses("[" USER ",{\"content\":\"x\"}]", NULL, "messages[1].role");
-    refuses("[" USER ",{\"role\":[]}]", NULL, "messages[1].role");
-    refuses("[" USER ",{\"role\":\"developer\"}]", NULL, "messages[1].role");
+    refuses("[5]", NULL, "messages[0]: must be a map");
+    refuses("[" USER ",5]", NULL, "messages[1]: must be a map");
+    refuses("[" USER ",{\"content\":\"x\"}]", NULL, "messages[1].role: is missing; it must be system, user");
+    refuses("[" USER ",{\"role\":[]}]", NULL, "messages[1].role: must be a string: system, user");
+    refuses("[{\"role\":\"User\",\"content\":\"x\"}]", NULL, "messages[0].role: is \"User\"; it must be system, user");
+    refuses("[" USER ",{\"role\":\"developer\"}]", NULL, "messages[1].role: is \"developer\"; it must be system, user");
     refuses("[{\"role\":\"system\",\"content\":\"s\"}]", NULL, "no user message");
     refuses("[{\"role\":\"assistant\",\"content\":\"a\"}]", NULL, "no user message");
     refuses("[" USER ",{\"role\":\"system\"}]", NULL, "messages[1]: a system message");
@@ -221,6 +222,23 @@ static void bad_requests_are_refused_with_a_reason(void **state) {
             "messages[1].tool_calls[0].arguments: ");
     refuses("[" USER "]", "{}", "tools: must be a list");
     refuses("[" USER "]", "[{},5]", "tools[1]: must be a map");
+}
+
+static void keys_that_a_message_has_not_are_refused_by_name(void **state) {
+    (void)state;
+    refuses("[" USER ",{\"role\":\"user\",\"contents\":\"x\"}]", NULL,
+            "messages[1]: there is no key \"contents\"; a message has role, content, reasoning_content, tool_calls");
+    refuses("[{\"rol\":\"user\",\"content\":\"x\"}]", NULL, "messages[0]: there is no key \"rol\"");
+    refuses("[{\"role\":\"a\\u0000b\"}]", NULL, "messages[0].role: is \"a?b\"; it must be");
+    refuses("[{\"role\":\"user\",\"123456789012345678901234567890123456789\u00e9\":1}]", NULL,
+            "no key \"123456789012345678901234567890123456789\"; ");
+    refuses("[{\"role\":\"user\",\"\":1}]", NULL, "messages[0]: there is no key \"\"");
+    refuses("[" USER ",{\"role\":\"assistant\",\"function_call\":{\"name\":\"f\"}}]", NULL,
+            "messages[1]: there is no key \"function_call\"");
+    gives("[{\"role\":\"user\",\"content\":\"u\",\"name\":\"n\",\"tool_call_id\":\"c\",\"refusal\":\"r\","
+          "\"annotations\":[],\"reasoning\":\"s\"}]",
+          USER_TURN);
+    gives("[{\"role\":\"user\",\"content\":\"u\",\"function_call\":null,\"audio\":null}]", USER_TURN);
 }
 
 static void a_prompt_over_its_limit_is_refused(void **state) {
@@ -329,6 +347,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(tool_results_in_a_row_share_a_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(tools_are_one_line_each, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_requests_are_refused_with_a_reason, setup, teardown),
+        cmocka_unit_test_setup_teardown(keys_that_a_message_has_not_are_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(a_prompt_over_its_limit_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(a_continuation_starts_behind_the_last_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(what_callers_write_is_never_markup, setup, teardown),

@@ -176,7 +176,7 @@ static void bad_messages_are_refused_with_the_line_of_the_template(void **state)
     struct fixture *f = *state;
 
     answers(f, (struct prompt_input){.kind = PROMPT_MESSAGES, .messages = tree(f, "[{\"role\":\"king\"}]")},
-            PROMPT_E_REFUSED, "messages: there is no user message");
+            PROMPT_E_REFUSED, "messages[0].role: is \"king\"");
     answers(f,
             (struct prompt_input){
                 .kind = PROMPT_MESSAGES, .messages = tree(f, "[" USER "]"), .tools = tree(f, "{\"name\":1}")},
