@@ -9,20 +9,23 @@
 #include "proto.h"
 
 static void print_intro(FILE *out) {
-    fprintf(out,
-            "# Protocol\n\n"
-            "<!-- Printed by `protocol_doc` from the tables in daemon/proto_*.c; change those and print it again:\n"
-            "     ninja -C build && build/daemon/protocol_doc > docs/protocol.md -->\n\n"
-            "Version %d. Clients talk to the daemon over a Unix stream socket in msgpack-RPC. Messages are msgpack "
-            "arrays, one after\nthe other without anything between them. Examples are written as JSON.\n\n"
-            "| message | form | who sends it |\n|---|---|---|\n"
-            "| request | `[0, id, method, params]` | the client |\n"
-            "| response | `[1, id, error, result]`; one of the last two is nil | the daemon, exactly one for each "
-            "request |\n"
-            "| notification | `[2, method, params]` | the daemon |\n\n"
-            "`id` is an integer from 0 to 2^32 - 1 that the client chooses; responses come in any order. `params` and "
-            "`result` are\nmaps. A param that is nil counts as not given. An unknown param is an error.\n\n",
-            PROTO_VERSION);
+    fprintf(
+        out,
+        "# Protocol\n\n"
+        "<!-- Printed by `protocol_doc` from the tables in daemon/proto_*.c; change those and print it again:\n"
+        "     ninja -C build && build/daemon/protocol_doc > docs/protocol.md -->\n\n"
+        "Version %d. Clients talk to the daemon over a Unix stream socket in msgpack-RPC. Messages are msgpack "
+        "arrays, one after\nthe other without anything between them. Examples are written as JSON.\n\n"
+        "| message | form | who sends it |\n|---|---|---|\n"
+        "| request | `[0, id, method, params]` | the client |\n"
+        "| response | `[1, id, error, result]`; one of the last two is nil | the daemon, exactly one for each "
+        "request |\n"
+        "| notification | `[2, method, params]` | the daemon |\n\n"
+        "`id` is an integer from 0 to 2^32 - 1 that the client chooses; responses come in any order. It is the "
+        "client's to keep\nthe ids of its open requests apart: the daemon takes one that is in use, and then nothing "
+        "tells which response or event\nbelongs to which request. `params` and `result` are maps. A param that is "
+        "nil counts as not given. An unknown param is an\nerror.\n\n",
+        PROTO_VERSION);
     fprintf(out,
             "## Limits\n\n"
             "A message that breaks one of these gets one `BAD_FRAME` and the connection is closed, which cancels what "

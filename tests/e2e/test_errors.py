@@ -4,8 +4,11 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import subprocess
+import time
 
+import msgpack
 import pytest
 
 from conftest import ROOT
@@ -130,6 +133,48 @@ def test_not_found_for_what_is_not_there(one):
             assert (await other.answer(request_id))["finish_reason"] == "cancelled"
 
     run(check())
+
+
+def test_of_two_requests_with_one_id_the_latest_is_cancelled(one):
+    unpacker = msgpack.Unpacker()
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        def send(request_id, method, **params):
+            sock.sendall(msgpack.packb([0, request_id, method, params]))
+
+        def receive(request_id):
+            """Error and result of a response."""
+            while True:
+                for message in unpacker:
+                    assert message[:2] == [1, request_id]
+                    return message[2:]
+                unpacker.feed(sock.recv(1 << 16))
+
+        def numbers(state):
+            """Of the two, by age, when all that are left are in this state."""
+            while True:
+                send(8, "gen.list")
+                gens = [gen for gen in receive(8)[1]["gens"] if gen["id"] == 7]
+                if all(gen["state"] == state for gen in gens):
+                    return sorted(gen["gen"] for gen in gens)
+                time.sleep(0.01)
+
+        sock.settimeout(60)
+        sock.connect(one.socket)
+        send(1, "hello", version=1)
+        receive(1)
+        send(7, "gen.start", **LONG, stream=False)
+        send(7, "gen.start", **LONG, stream=False)
+        first, second = numbers("decode")
+        send(9, "gen.cancel", id=7)
+        answers = {}
+        while len(answers) < 2:  # in any order
+            for message in unpacker:
+                answers[message[1]] = message[2:]
+            if len(answers) < 2:
+                unpacker.feed(sock.recv(1 << 16))
+        assert answers[9] == [None, {}] and answers[7][1]["finish_reason"] == "cancelled"
+        assert numbers("decode") == [first] and first < second
 
 
 def test_busy_when_as_many_wait_as_may(daemon):
