@@ -1,16 +1,23 @@
 /* gdn: the ops of the gated delta net, and its few-row kernels: a verify block, and the commit of its rows. A CTA of them has
- * one value head: all of S in registers, the chunk in shared memory. They run the arithmetic that prefill runs
- * (gdn_chunk.cuh), on the open rows and the block's own, so a row is the same bits whichever pass it was in.
+ * one value head. They run the arithmetic that prefill runs, on the open rows and the block's own, so a row is the same bits
+ * whichever pass it was in.
  *
  * A block writes its rows behind the open rows, where they become open rows once they are committed; so a commit has nothing to
- * do but where a multiple of 64 is crossed: there the chunk goes into S and the columns. */
+ * do but where a multiple of 64 is crossed: there the chunk goes into S and the columns.
+ *
+ * What is here runs once and at once, from cold caches: code counts as much as arithmetic. So loops are rolled, and what a
+ * product leaves to the next lies in shared memory, as the operands that it becomes. Warps of S read it while others solve. */
 #include "gdn_chunk.cuh"
 
 #include <errno.h>
 
 enum {
-    THREADS = SOLVE_WARPS * 32,
-    CONV_ROWS = 4, /* of a thread at a time */
+    S_WARPS = DV_MAX / 16, /* 16 rows of S each */
+    SOLVE_WARPS = 4,
+    WARPS = S_WARPS + SOLVE_WARPS,
+    THREADS = WARPS * 32,
+    UNITS = (2 * DK + DV_MAX) / 8, /* of 16 bytes, in a head's channels of a row */
+    WANTED_MAX = 2,                /* squares in which a block's rows of a chunk lie */
 };
 
 static struct gdn_shape shape_of(const struct state_view *s) {
@@ -38,11 +45,20 @@ static int check_shape(const struct state_view *s) {
                                                                                                              : -ENOTSUP;
 }
 
+/* Of a chunk's rows for one value head; tiles are those of the file top of gdn_chunk.cuh. */
 struct head_shared {
-    struct stage<DV_MAX> stage;
-    struct system_shared system;
+    bf16 k[CHUNK * DK], q[CHUNK * DK], v[CHUNK * DV_MAX]; /* v: then o */
+    bf16 x[PARTS][CHUNK * CHUNK], a[PARTS][CHUNK * CHUNK];
+    struct row_factors factors;
+    union {
+        struct system_shared system;
+        float4 u[S_WARPS][SQUARES][2][32]; /* once X and A are there */
+    };
+    uint4 operands[S_WARPS][SQUARES][PARTS][32]; /* of a warp's 16 columns: T, U, and U as S takes it; a lane its own */
+    float4 queried[S_WARPS][WANTED_MAX][2][32];  /* E Q S^T, likewise */
     float conv[2 * DK + DV_MAX][TAPS];
-    bf16 z[BLOCK_ROWS_MAX][DV_MAX]; /* of the chunk's rows in the block */
+    bf16 inputs[TAPS - 1 + BLOCK_ROWS_MAX][2 * DK + DV_MAX]; /* of the block's convolution */
+    bf16 z[BLOCK_ROWS_MAX][DV_MAX];                          /* of the chunk's rows in the block */
 };
 
 /* ---- a chunk's tiles -------------------------------------------------------------------------------------------------- */
@@ -58,93 +74,329 @@ __device__ static inline int channel_of(const struct gdn_shape &shape, int head,
     return 2 * shape.hk * DK + head * shape.dv + ch - 2 * DK;
 }
 /* Where it lies in row r of the tiles. */
-__device__ static inline bf16 *tile_at(struct stage<DV_MAX> *stage, int r, int ch) {
-    if (ch < 2 * DK)
-        return unit_of<DK>(ch < DK ? stage->q : stage->k, r, ch % DK / 8) + ch % 8;
-    return unit_of<DV_MAX>(stage->v, r, (ch - 2 * DK) / 8) + ch % 8;
+__device__ static inline bf16 *tile_at(struct head_shared *sh, int r, int ch) {
+    bf16 *tile = ch < DK ? sh->q : ch < 2 * DK ? sh->k : sh->v;
+
+    static_assert(DK == DV_MAX, "tiles of one width");
+    return unit_of<DK>(tile, r, ch % DK / 8) + ch % 8;
 }
 
-/* Rows [0, n_open) of the tiles from the open rows of positions from `grid` on, zeros in [n, end); begins at channel ch_begin of
- * the head. Asynchronous. */
+/* k and v of rows [0, n_open) from the open rows of positions from `grid` on. Asynchronous. */
 __device__ static void load_open(const struct gdn_shape &shape, const struct gdn_open &open, int grid, int head,
-                                 struct stage<DV_MAX> *stage, int ch_begin, int n_open, int n, int end) {
-    const int n_units = (2 * DK + shape.dv - ch_begin) / 8;
+                                 struct head_shared *sh, int n_open) {
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < n_open * (UNITS - DK / 8); i += THREADS) {
+        const int r = i / (UNITS - DK / 8), ch = DK + i % (UNITS - DK / 8) * 8;
 
-    for (int i = (int)threadIdx.x; i < (n_open + end - n) * n_units; i += THREADS) {
-        const int at = i / n_units, r = at < n_open ? at : at - n_open + n, ch = ch_begin + i % n_units * 8;
-
-        copy_async(tile_at(stage, r, ch), gdn_open_row(shape, open, grid + r) + channel_of(shape, head, ch),
-                   at < n_open ? 16 : 0);
+        if (ch < 2 * DK + shape.dv)
+            copy_async(tile_at(sh, r, ch), gdn_open_row(shape, open, grid + r) + channel_of(shape, head, ch), 16);
     }
-    copy_commit();
+}
+
+/* Zeros where a square has no row, and in the rows of q before `first`. */
+__device__ static void clear_rows(struct head_shared *sh, int first, int n) {
+    const int end = (n + 15) / 16 * 16, n_before = first % 16;
+
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < (end - n) * UNITS + n_before * (DK / 8); i += THREADS) {
+        const int after = i - n_before * (DK / 8);
+        const int r = after < 0 ? first - n_before + i / (DK / 8) : n + after / UNITS;
+        const int u = after < 0 ? i % (DK / 8) : after % UNITS;
+
+        *(uint4 *)tile_at(sh, r, u * 8) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* ---- a chunk ---------------------------------------------------------------------------------------------------------- */
+
+/* The parts of a warp's 16 rows of S, as operands. */
+struct state_operands {
+    uint32_t at[DK / 16][PARTS][4];
+};
+
+__device__ static inline void store_operands(uint4 operands[PARTS][32], const float d[2][4]) {
+    uint32_t parts[PARTS][4];
+
+    split_operand(parts, d);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        operands[part][threadIdx.x % 32] = *(const uint4 *)parts[part];
+}
+
+/* d: S times rows 16 p to 16 p + 15 of the tile of q or k. */
+__device__ static inline void read_square(float d[2][4], const struct state_operands &s, bf16 *tile, int p, int lane) {
+    float chain[2][4] = {}, small[2][4] = {};
+
+    memset(d, 0, 2 * sizeof d[0]);
+#pragma unroll
+    for (int step = 0; step < DK / 16; step++) {
+        uint32_t b[1][4];
+
+        load_rows<DK>(b[0], tile, p, step, lane);
+        mma_pairs<1>(small, s.at[step][2], b);
+        mma_pairs<1>(small, s.at[step][1], b);
+        mma_pairs<1>(chain, s.at[step][0], b);
+        if (step % CHAIN == CHAIN - 1) {
+            add<2>(d, chain);
+            memset(chain, 0, sizeof chain);
+        }
+    }
+    add<2>(d, small);
+}
+
+/* T of all squares of rows, and what the queries read of those from first_q on. */
+__device__ static inline void read_rows(struct head_shared *sh, const struct state_operands &s, int first_q,
+                                        int n_squares) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int i = 0; i < 2 * n_squares - first_q; i++) {
+        const bool is_k = i < n_squares;
+        const int p = is_k ? i : i - n_squares + first_q;
+        uint32_t v[4];
+        float d[2][4];
+
+        read_square(d, s, is_k ? sh->k : sh->q, p, lane);
+        ldmatrix_x4_trans(v, values_at<DV_MAX>(sh->v, p));
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            const int at = p * 16 + side * 8 + lane % 4 * 2;
+            const float2 beta = *(const float2 *)&sh->factors.beta[at];
+            const float2 read = *(const float2 *)&sh->factors.read[at], query = *(const float2 *)&sh->factors.query[at];
+
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const float2 value = pair_of(v[2 * side + c / 2]);
+
+                if (!is_k)
+                    d[side][c] *= c % 2 == 0 ? query.x : query.y;
+                else if (c % 2 == 0)
+                    d[side][c] = fmaf(-read.x, d[side][c], beta.x * value.x);
+                else
+                    d[side][c] = fmaf(-read.y, d[side][c], beta.y * value.y);
+            }
+            if (!is_k)
+                sh->queried[warp][p - first_q][side][lane] = *(const float4 *)d[side];
+        }
+        if (is_k)
+            store_operands(sh->operands[warp][p], d);
+    }
+}
+
+__device__ static inline void load_operands(uint32_t parts[PARTS][4], const uint4 operands[PARTS][32]) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        *(uint4 *)parts[part] = operands[part][threadIdx.x % 32];
+}
+
+/* d += rows 16 p to 16 p + 15 of X or A times what the warp's operands are. */
+__device__ static inline void multiply_lower(float d[2][4], const uint4 operands[SQUARES][PARTS][32],
+                                             bf16 tile[PARTS][CHUNK * CHUNK], int p, int lane) {
+    float chain[2][4] = {}, small[2][4] = {};
+
+#pragma unroll 1
+    for (int step = 0; step <= p; step++) {
+        uint32_t parts[PARTS][4], b[1][4];
+
+        load_operands(parts, operands[step]);
+#pragma unroll
+        for (int of_tile = PARTS - 1; of_tile >= 0; of_tile--) {
+            load_rows<CHUNK>(b[0], tile[of_tile], p, step, lane);
+#pragma unroll
+            for (int of_src = PARTS - 1 - of_tile; of_src >= 0; of_src--) /* the others are smaller than f32 sees */
+                mma_pairs<1>(of_tile + of_src == 0 ? chain : small, parts[of_src], b);
+        }
+    }
+    add<2>(chain, small);
+    add<2>(d, chain);
+}
+
+/* U in the place of T: the last rows first, which need those before them. keeps_u: also as floats. */
+__device__ static inline void solve_rows(struct head_shared *sh, int n_squares, bool keeps_u) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int p = n_squares - 1; p >= 0; p--) {
+        float u[2][4] = {};
+
+        multiply_lower(u, sh->operands[warp], sh->x, p, lane);
+        store_operands(sh->operands[warp][p], u);
+        if (keeps_u)
+#pragma unroll
+            for (int side = 0; side < 2; side++)
+                sh->u[warp][p][side][lane] = *(const float4 *)u[side];
+    }
+}
+
+/* Rows of o from square first_q on, in the tile of v. */
+__device__ static inline void make_outputs(struct head_shared *sh, int first_q, int n_squares) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int p = first_q; p < n_squares; p++) {
+        float o[2][4];
+
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            *(float4 *)o[side] = sh->queried[warp][p - first_q][side][lane];
+        multiply_lower(o, sh->operands[warp], sh->a, p, lane);
+
+        const uint32_t rounded[4] = {pack_bf16(o[0][0], o[0][1]), pack_bf16(o[0][2], o[0][3]),
+                                     pack_bf16(o[1][0], o[1][1]), pack_bf16(o[1][2], o[1][3])};
+
+        stmatrix_x4_trans(values_at<DV_MAX>(sh->v, p), rounded);
+    }
+}
+
+/* S <- decay S + U^T K, of a chunk that has all its rows. */
+__device__ static inline void advance_state(struct head_shared *sh, float s[DK / 8][4]) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int p = 0; p < SQUARES; p++) {
+        float u[2][4];
+
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            const float2 write = *(const float2 *)&sh->factors.write[p * 16 + side * 8 + lane % 4 * 2];
+
+            *(float4 *)u[side] = sh->u[warp][p][side][lane];
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                u[side][c] *= c % 2 == 0 ? write.x : write.y;
+        }
+        store_operands(sh->operands[warp][p], u);
+    }
+#pragma unroll
+    for (int to = 0; to < DK / 16; to++) {
+        float chain[2][4] = {}, small[2][4] = {};
+
+#pragma unroll 1
+        for (int step = 0; step < SQUARES; step++) {
+            uint32_t parts[PARTS][4], b[1][4];
+
+            load_operands(parts, sh->operands[warp][step]);
+            load_columns<DK>(b[0], sh->k, to, step, lane);
+            mma_pairs<1>(small, parts[2], b);
+            mma_pairs<1>(small, parts[1], b);
+            mma_pairs<1>(chain, parts[0], b);
+        }
+        add<2>(chain, small);
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                s[2 * to + side][c] = fmaf(sh->factors.decay, s[2 * to + side][c], chain[side][c]);
+    }
+}
+
+/* From tiles and d to U, and to o from square first_q on. s: the warp's rows of S, if it has some. */
+__device__ static inline void run_chunk(struct head_shared *sh, const float s[DK / 8][4], bool has_state, int first_q,
+                                        int n_squares, bool keeps_u) {
+    const int thread = (int)threadIdx.x, warp = thread / 32, solver = thread - S_WARPS * 32;
+    struct state_operands operands;
+
+    static_assert(SOLVE_WARPS * 32 >= CHUNK + WANTED_MAX * 16, "a thread for each row");
+    if (solver >= CHUNK)
+        norm_row(&sh->system, sh->q, first_q * 16 + solver - CHUNK, n_squares, false);
+    else if (solver >= 0)
+        norm_row(&sh->system, sh->k, solver, n_squares, true);
+    else
+#pragma unroll
+        for (int step = 0; step < DK / 16; step++)
+            split_operand(operands.at[step], &s[2 * step]);
+    __syncthreads();
+    if (solver >= 0 && solver < CHUNK)
+        make_factors(&sh->system, solver, &sh->factors);
+    multiply_rows(&sh->system, sh->k, sh->q, sh->a, warp, WARPS, first_q, n_squares);
+    __syncthreads();
+    if (solver >= 0) {
+        if (solver < CHUNK)
+            solve_columns(&sh->system, solver / 32 * 32, n_squares);
+    } else if (has_state) {
+        read_rows(sh, operands, first_q, n_squares);
+    }
+    __syncthreads();
+    split_x(&sh->system, sh->x, thread, THREADS, n_squares);
+    __syncthreads();
+    if (has_state) {
+        solve_rows(sh, n_squares, keeps_u);
+        make_outputs(sh, first_q, n_squares);
+    }
 }
 
 /* ---- a verify block --------------------------------------------------------------------------------------------------- */
 
+/* The inputs of its convolution. Asynchronous. */
+__device__ static void load_inputs(const struct gdn_op &op, const struct gdn_seg &seg, int head,
+                                   struct head_shared *sh) {
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < (TAPS - 1 + seg.n) * UNITS; i += THREADS) {
+        const int at = i / UNITS, ch = i % UNITS * 8;
+
+        if (ch < 2 * DK + op.shape.dv)
+            copy_async(&sh->inputs[at][ch], gdn_inputs_of(op, seg, at - (TAPS - 1)) + channel_of(op.shape, head, ch),
+                       16);
+    }
+}
+
+/* Asynchronous. Row 0 of the chunk would be row0 of the batch, here and below. */
+__device__ static void load_z(const struct gdn_op &op, int head, struct head_shared *sh, int row0, int first, int n) {
+    for (int i = (int)threadIdx.x; i < (n - first) * (DV_MAX / 8); i += THREADS) {
+        const int r = first + i / (DV_MAX / 8), u = i % (DV_MAX / 8);
+
+        if (u * 8 < op.shape.dv)
+            copy_async(&sh->z[r - first][u * 8], (const bf16 *)op.args.mz + gdn_z_at(op, head, row0 + r) + u * 8, 16);
+    }
+}
+
+/* By a thread for each row of the chunk: decay and beta, of rows [first, n) from the batch, before them from the open rows. */
+__device__ static void take_gates(const struct gdn_op &op, const struct gdn_seg &seg, int head,
+                                  struct system_shared *sh, int begin, int r, int first, int n) {
+    float *gates = gdn_open_gates(op.shape, seg.open, seg.pos + begin + r), decay = 1, beta = 0;
+
+    if (r < first) {
+        decay = gates[head];
+        beta = gates[op.shape.hv + head];
+    } else if (r < n) {
+        decay = gdn_decay(op, head, seg.row0 + begin + r);
+        beta = gdn_beta(op, head, seg.row0 + begin + r);
+        gates[head] = decay;
+        gates[op.shape.hv + head] = beta;
+    }
+    sh->decay[r] = (double)decay;
+    sh->beta[r] = beta;
+}
+
 /* Rows [first, n) of the chunk, rows of the seg from begin + first on: into the tiles, and with their inputs behind the open
- * rows. Key heads are shared by value heads: the first of them keeps q and k. */
+ * rows. Key heads are shared by value heads: the first of them keeps q and k. By the warps of S. */
 __device__ static void take_rows(const struct gdn_op &op, const struct gdn_seg &seg, int head, struct head_shared *sh,
                                  int begin, int first, int n) {
+    constexpr int PAIRS = (2 * DK + DV_MAX) / 2;
     const struct gdn_shape &shape = op.shape;
-    const int n_pairs = (2 * DK + shape.dv) / 2, n_groups = (n - first + CONV_ROWS - 1) / CONV_ROWS;
     const int kept_from = head % (shape.hv / shape.hk) == 0 ? 0 : 2 * DK;
 
-    for (int i = (int)threadIdx.x; i < n_pairs * n_groups; i += THREADS) {
-        const int own = i % n_pairs * 2, ch = channel_of(shape, head, own), r0 = first + i / n_pairs * CONV_ROWS;
-        uint32_t raw[TAPS - 1 + CONV_ROWS];
-        float2 w[TAPS], x[TAPS - 1 + CONV_ROWS];
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < PAIRS * (n - first); i += S_WARPS * 32) {
+        const int own = i % PAIRS * 2, r = first + i / PAIRS, t = begin + r, ch = channel_of(shape, head, own);
+        float2 w[TAPS], x[TAPS];
+        uint32_t raw = 0, row;
 
+        if (own >= 2 * DK + shape.dv)
+            continue;
 #pragma unroll
-        for (int j = 0; j < TAPS - 1 + CONV_ROWS; j++) {
-            const int r = r0 + j - (TAPS - 1);
-
-            raw[j] = r < n ? load_raw_pair(gdn_inputs_of(op, seg, begin + r), ch) : 0;
-            x[j] = pair_of(raw[j]);
-        }
-#pragma unroll
-        for (int j = 0; j < TAPS; j++)
+        for (int j = 0; j < TAPS; j++) {
+            raw = load_raw_pair(sh->inputs[t + j], own);
+            x[j] = pair_of(raw);
             w[j] = make_float2(sh->conv[own][j], sh->conv[own + 1][j]);
-#pragma unroll
-        for (int j = 0; j < CONV_ROWS; j++) {
-            const int r = r0 + j, pos = seg.pos + begin + r;
-            const uint32_t row = gdn_conv(w, &x[j]);
-
-            if (r >= n)
-                break;
-            *(uint32_t *)tile_at(&sh->stage, r, own) = row;
-            if (own < kept_from)
-                continue;
-            *(uint32_t *)(gdn_open_row(shape, seg.open, pos) + ch) = row;
-            *(uint32_t *)(gdn_open_input(shape, seg.open, pos) + ch) = raw[TAPS - 1 + j];
         }
+        row = gdn_conv(w, x);
+        *(uint32_t *)tile_at(sh, r, own) = row;
+        if (own < kept_from)
+            continue;
+        *(uint32_t *)(gdn_open_row(shape, seg.open, seg.pos + t) + ch) = row;
+        *(uint32_t *)(gdn_open_input(shape, seg.open, seg.pos + t) + ch) = raw;
     }
-}
-
-__device__ static void take_gates(const struct gdn_op &op, const struct gdn_seg &seg, int head,
-                                  struct system_shared *sh, int begin, int first, int n) {
-    const int r = (int)threadIdx.x, row = seg.row0 + begin + r;
-    float *gates = gdn_open_gates(op.shape, seg.open, seg.pos + begin + r);
-
-    if (r >= CHUNK)
-        return;
-    if (r >= first && r < n) {
-        gates[head] = gdn_decay(op, head, row);
-        gates[op.shape.hv + head] = gdn_beta(op, head, row);
-    }
-    sh->decay[r] = r < n ? gates[head] : 1;
-    sh->beta[r] = r < n ? gates[op.shape.hv + head] : 0;
-}
-
-/* Asynchronous, as load_open. Row 0 of the chunk would be row0 of the batch, here and below. */
-__device__ static void load_z(const struct gdn_op &op, int head, struct head_shared *sh, int row0, int first, int n) {
-    const int n_units = op.shape.dv / 8;
-
-    for (int i = (int)threadIdx.x; i < (n - first) * n_units; i += THREADS) {
-        const int r = first + i / n_units, u = i % n_units;
-
-        copy_async(&sh->z[r - first][u * 8], (const bf16 *)op.args.mz + gdn_z_at(op, head, row0 + r) + u * 8, 16);
-    }
-    copy_commit();
 }
 
 /* Rows [first, n) of o, in the tile of v. */
@@ -152,14 +404,15 @@ __device__ static void finish_rows(const struct gdn_op &op, int head, struct hea
                                    int n) {
     const int lane = (int)threadIdx.x % 32;
 
-    for (int r = first + (int)threadIdx.x / 32; r < n; r += SOLVE_WARPS) {
+#pragma unroll 1
+    for (int r = first + (int)threadIdx.x / 32; r < n; r += WARPS) {
         float o[LANE_VALUES], z[LANE_VALUES];
 
 #pragma unroll
         for (int i = 0; i < LANE_VALUES; i++) {
             const int v = i * 32 + lane;
 
-            o[i] = v < op.shape.dv ? bf16_load(unit_of<DV_MAX>(sh->stage.v, r, v / 8), (size_t)(v % 8)) : 0;
+            o[i] = v < op.shape.dv ? bf16_load(unit_of<DV_MAX>(sh->v, r, v / 8), (size_t)(v % 8)) : 0;
             z[i] = v < op.shape.dv ? bf16_load(sh->z[r - first], (size_t)v) : 0;
         }
         gdn_finish(op, head, row0 + r, o, z);
@@ -172,46 +425,51 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
     struct head_shared *sh = (struct head_shared *)smem;
     const struct gdn_shape &shape = op.shape;
     const int at = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv;
-    const int v0 = (int)threadIdx.x / 32 * 16; /* the warp's first row of S */
-    float s[DK / 8][4] = {};
-    struct gdn_seg seg;
-    int n_segs;
+    const int v0 = (int)threadIdx.x / 32 * 16, solver = (int)threadIdx.x - S_WARPS * 32; /* the warp's first row of S */
+    const bool has_state = solver < 0 && v0 < shape.dv;
+    int n_segs, n_rows;
 
     may_launch_next();
-    for (int i = (int)threadIdx.x; i < (2 * DK + shape.dv) * TAPS; i += THREADS) /* no kernel writes these */
-        sh->conv[i / TAPS][i % TAPS] =
-            op.args.conv[(size_t)channel_of(shape, head, i / TAPS) * (size_t)TAPS + (size_t)(i % TAPS)];
+    for (int i = (int)threadIdx.x; i < 2 * DK + shape.dv; i += THREADS) /* no kernel writes these */
+        *(float4 *)sh->conv[i] = *(const float4 *)&op.args.conv[(size_t)channel_of(shape, head, i) * (size_t)TAPS];
     wait_for_previous();
     n_segs = *op.batch.n_segs; /* all loads at once */
-    seg = gdn_seg_at(op, at);
-    if (at >= n_segs || seg.n > BLOCK_ROWS_MAX)
+    n_rows = op.batch.seg_row[at + 1] - op.batch.seg_row[at];
+    if (at >= n_segs || n_rows <= 0 || n_rows > BLOCK_ROWS_MAX)
         return;
-    if (v0 < shape.dv)
-        load_s(s, (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK);
-    for (int begin = -(seg.pos % CHUNK); begin < seg.n; begin += CHUNK) {
-        const int first = max(0, -begin), n = min(CHUNK, seg.n - begin), n_squares = (n + 15) / 16;
-        float t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {};
+#pragma unroll 1
+    for (int k = 0;; k++) {
+        const struct gdn_seg seg = gdn_seg_at(op, at); /* each time: registers are short in between */
+        const int begin = k * CHUNK - seg.pos % CHUNK, first = max(0, -begin), n = min(CHUNK, seg.n - begin);
+        const int n_squares = (n + 15) / 16;
+        float s[DK / 8][4] = {};
 
-        __syncthreads();
-        load_open(shape, seg.open, seg.pos + begin, head, &sh->stage, 0, first, n, n_squares * 16);
+        if (has_state)
+            load_s(s, (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK);
+        if (k > 0) {
+            if (has_state)
+                advance_state(sh, s); /* by the chunk before, whose tiles stay until all have done so */
+            __syncthreads();
+        }
+        load_inputs(op, seg, head, sh);
+        load_open(shape, seg.open, seg.pos + begin, head, sh, first);
         load_z(op, head, sh, seg.row0 + begin, first, n);
-        take_rows(op, seg, head, sh, begin, first, n);
-        take_gates(op, seg, head, &sh->system, begin, first, n);
+        copy_commit();
+        clear_rows(sh, first, n);
+        if (solver >= 0 && solver < CHUNK)
+            take_gates(op, seg, head, &sh->system, begin, solver, first, n);
         copy_wait<0>();
         __syncthreads();
-        solve_chunk<true>(sh->stage.k, sh->stage.q, &sh->system, sh->stage.x, sh->stage.a, &sh->stage.factors, first,
-                          n);
-        if (v0 < shape.dv) /* while two warps are about X */
-            read_state<true>(t, s, sh->stage.k, {0, n_squares});
+        if (solver >= 0)
+            multiply_decays<SOLVE_WARPS * 32>(&sh->system, solver, n_squares);
+        else
+            take_rows(op, seg, head, sh, begin, first, n);
         __syncthreads();
-        if (v0 < shape.dv) {
-            chunk_u<true>(&sh->stage, t, u, {0, n_squares});
-            chunk_o<true>(&sh->stage, s, u, {first / 16, n_squares});
-            if (begin + CHUNK < seg.n)
-                chunk_s(&sh->stage, s, u);
-        }
+        run_chunk(sh, s, has_state, first / 16, n_squares, begin + CHUNK < seg.n);
         __syncthreads();
         finish_rows(op, head, sh, seg.row0 + begin, first, n);
+        if (begin + CHUNK >= seg.n)
+            return;
     }
 }
 
@@ -234,7 +492,8 @@ int cuda_gdn(struct program *program, const struct gdn_args *args) {
 
     if (r < 0)
         return r;
-    if (args->mz_stride % 8 != 0 || (uintptr_t)args->mz % 16 != 0 || (uintptr_t)args->out % 16 != 0)
+    if (args->mz_stride % 8 != 0 || (uintptr_t)args->mz % 16 != 0 || (uintptr_t)args->out % 16 != 0 ||
+        (uintptr_t)args->conv % 16 != 0 || (uintptr_t)args->state->arena % 16 != 0)
         return -ENOTSUP;
     struct gdn_op op = {*args, *args->batch, *args->state, shape_of(args->state)};
 
@@ -256,37 +515,39 @@ __device__ static void commit_head(const struct commit_op &op, struct head_share
                                    bool has_snapshot, int layer, int head) {
     const struct gdn_shape &shape = op.shape;
     const struct gdn_open open = gdn_open_at(shape, op.state, seq_slot, layer);
-    const int v0 = (int)threadIdx.x / 32 * 16, r = (int)threadIdx.x; /* the warp's first row of S; a row of the chunk */
+    const int v0 = (int)threadIdx.x / 32 * 16, solver = (int)threadIdx.x - S_WARPS * 32; /* the warp's first row of S */
+    const bool has_state = solver < 0 && v0 < shape.dv;
     const int ch_begin = (int)((int64_t)shape.conv_dim * head / shape.hv);
     const int ch_end = (int)((int64_t)shape.conv_dim * (head + 1) / shape.hv);
     const size_t s_at = ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK * sizeof(float);
-    char *live = gdn_state_at(shape, op.state, op.state.live[seq_slot], layer);
-    char *rolling = gdn_state_at(shape, op.state, op.state.rolling[seq_slot], layer);
-    float s[DK / 8][4] = {}, t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {};
+    char *live = gdn_state_at(shape, op.state, op.state.live[seq_slot], layer), *rolling;
+    float s[DK / 8][4] = {};
 
-    if (v0 < shape.dv)
+    if (has_state)
         load_s(s, (float *)(live + s_at));
-    load_open(shape, open, grid, head, &sh->stage, DK, CHUNK, CHUNK, CHUNK);
-    if (r < CHUNK) {
-        const float *gates = gdn_open_gates(shape, open, grid + r);
+    load_open(shape, open, grid, head, sh, CHUNK);
+    copy_commit();
+    if (solver >= 0 && solver < CHUNK) {
+        const float *gates = gdn_open_gates(shape, open, grid + solver);
 
-        sh->system.decay[r] = gates[head];
-        sh->system.beta[r] = gates[shape.hv + head];
+        sh->system.decay[solver] = (double)gates[head];
+        sh->system.beta[solver] = gates[shape.hv + head];
     }
     copy_wait<0>();
     __syncthreads();
-    solve_chunk<false>(sh->stage.k, NULL, &sh->system, sh->stage.x, NULL, &sh->stage.factors, 0, CHUNK);
-    if (v0 < shape.dv)
-        read_state<false>(t, s, sh->stage.k, {});
-    __syncthreads();
-    if (v0 < shape.dv) {
-        chunk_u<false>(&sh->stage, t, u, {});
-        chunk_s(&sh->stage, s, u);
+    if (solver >= 0)
+        multiply_decays<SOLVE_WARPS * 32>(&sh->system, solver, SQUARES);
+    run_chunk(sh, s, has_state, SQUARES, SQUARES, true);
+    live = gdn_state_at(shape, op.state, op.state.live[seq_slot], layer); /* again: registers are short in between */
+    rolling = gdn_state_at(shape, op.state, op.state.rolling[seq_slot], layer);
+    if (has_state) {
+        load_s(s, (float *)(live + s_at));
+        advance_state(sh, s);
         store_s((float *)(live + s_at), s);
         if (has_snapshot)
             store_s((float *)(rolling + s_at), s);
     }
-    for (int ch = ch_begin + r; ch < ch_end; ch += THREADS)
+    for (int ch = ch_begin + (int)threadIdx.x; ch < ch_end; ch += THREADS)
         for (int c = 0; c < TAPS - 1; c++) {
             const bf16 input = gdn_open_input(shape, open, grid + CHUNK - (TAPS - 1) + c)[ch];
             const size_t to = (size_t)(c * shape.conv_dim + ch);

@@ -4,6 +4,7 @@
 #include "gdn_chunk.cuh"
 
 enum {
+    SOLVE_WARPS = 8,
     SLAB_CHUNKS = 17, /* 1,024 tokens, also where the seg begins inside a chunk */
     CONV_THREADS = 128,
     CONV_ROWS = 16, /* of a thread */
@@ -114,7 +115,7 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
     struct solve_shared *sh = (struct solve_shared *)smem;
     const struct gdn_shape &shape = op.gdn.shape;
     const int slot = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, row = (int)threadIdx.x;
-    const int key_channel = head / (shape.hv / shape.hk) * DK;
+    const int key_channel = head / (shape.hv / shape.hk) * DK, warp = (int)threadIdx.x / 32;
     struct chunk_head *to = &op.heads[slot * shape.hv + head];
     const bf16 *rows = op.rows + (size_t)slot * CHUNK * (size_t)shape.conv_dim + key_channel;
     struct chunk chunk;
@@ -150,13 +151,176 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
     }
     copy_wait<0>();
     __syncthreads();
-    solve_chunk<true>(sh->k, sh->q, &sh->system, to->x, to->a, &to->factors, 0, CHUNK);
+    if (row < 2 * CHUNK)
+        norm_row(&sh->system, row < CHUNK ? sh->k : sh->q, row % CHUNK, SQUARES, row < CHUNK);
+    multiply_decays<SOLVE_WARPS * 32>(&sh->system, (int)threadIdx.x, SQUARES);
+    __syncthreads();
+    if (row < CHUNK)
+        make_factors(&sh->system, row, &to->factors);
+    multiply_rows(&sh->system, sh->k, sh->q, to->a, warp, SOLVE_WARPS, 0, SQUARES);
+    __syncthreads();
+    if (warp < CHUNK / 32)
+        solve_columns(&sh->system, warp * 32, SQUARES);
+    __syncthreads();
+    split_x(&sh->system, to->x, (int)threadIdx.x, SOLVE_WARPS * 32, SQUARES);
 }
 
 /* ---- scan: a slice of S through the chunks of a seg ------------------------------------------------------------------ */
 
-__device__ static void load_stage(const struct chunk_op &op, int slot, int head, int slice,
-                                  struct stage<SLICE> *stage) {
+/* Tiles of one chunk in shared memory, for a slice of S. */
+struct stage {
+    bf16 k[CHUNK * DK], q[CHUNK * DK];
+    bf16 x[PARTS][CHUNK * CHUNK], a[PARTS][CHUNK * CHUNK]; /* squares on and below the diagonal */
+    bf16 v[CHUNK * SLICE];                                 /* then o */
+    struct row_factors factors;
+};
+
+/* d += src . tile^T; tile: the rows of q or k. */
+__device__ static inline void read_state(float d[CHUNK / 8][4], const float src[DK / 8][4], bf16 *tile) {
+    float chain[CHUNK / 8][4] = {}, small[CHUNK / 8][4] = {};
+
+#pragma unroll
+    for (int step = 0; step < DK / 16; step++) {
+        uint32_t parts[PARTS][4], b[SQUARES][4];
+
+        split_operand(parts, &src[2 * step]);
+#pragma unroll
+        for (int p = 0; p < SQUARES; p++)
+            load_rows<DK>(b[p], tile, p, step, (int)threadIdx.x % 32);
+        mma_pairs<SQUARES>(small, parts[2], b);
+        mma_pairs<SQUARES>(small, parts[1], b);
+        mma_pairs<SQUARES>(chain, parts[0], b);
+        if (step % CHAIN == CHAIN - 1) {
+            add<CHUNK / 8>(d, chain);
+            memset(chain, 0, sizeof chain);
+        }
+    }
+    add<CHUNK / 8>(d, small);
+}
+
+/* chain + small += src . tile^T of the columns 16 STEP to 16 STEP + 15 of a tile that is zero above the diagonal. */
+template <int STEP>
+__device__ static inline void mma_lower_step(float chain[CHUNK / 8][4], float small[CHUNK / 8][4],
+                                             const float src[CHUNK / 8][4], bf16 tile[PARTS][CHUNK * CHUNK]) {
+    constexpr int PAIRS = SQUARES - STEP;
+    uint32_t parts[PARTS][4], b[PAIRS][4];
+
+    split_operand(parts, &src[2 * STEP]);
+#pragma unroll
+    for (int of_tile = PARTS - 1; of_tile >= 0; of_tile--) {
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++)
+            load_rows<CHUNK>(b[p], tile[of_tile], STEP + p, STEP, (int)threadIdx.x % 32);
+#pragma unroll
+        for (int of_src = PARTS - 1 - of_tile; of_src >= 0; of_src--) /* the others are smaller than f32 sees */
+            mma_pairs<PAIRS>(&(of_tile + of_src == 0 ? chain : small)[2 * STEP], parts[of_src], b);
+    }
+}
+/* d += src . tile^T */
+__device__ static inline void mma_lower(float d[CHUNK / 8][4], const float src[CHUNK / 8][4],
+                                        bf16 tile[PARTS][CHUNK * CHUNK]) {
+    float chain[CHUNK / 8][4] = {}, small[CHUNK / 8][4] = {};
+
+    static_assert(CHUNK == CHAIN * 16 && SQUARES == 4, "a chain");
+    mma_lower_step<0>(chain, small, src, tile);
+    mma_lower_step<1>(chain, small, src, tile);
+    mma_lower_step<2>(chain, small, src, tile);
+    mma_lower_step<3>(chain, small, src, tile);
+    add<CHUNK / 8>(chain, small);
+    add<CHUNK / 8>(d, chain);
+}
+
+/* Column i of d, which is a row of the chunk, times factor i. */
+__device__ static inline void scale_columns(float d[CHUNK / 8][4], const float factors[CHUNK]) {
+#pragma unroll
+    for (int n = 0; n < CHUNK / 8; n++) {
+        const float2 factor = *(const float2 *)&factors[n * 8 + (int)threadIdx.x % 4 * 2];
+
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            d[n][c] *= c % 2 == 0 ? factor.x : factor.y;
+    }
+}
+
+/* u: zeros, then U^T of the warp's columns, from t = S K^T, which is lost. */
+__device__ static inline void chunk_u(struct stage *stage, float t[CHUNK / 8][4], float u[CHUNK / 8][4]) {
+    const int lane = (int)threadIdx.x % 32;
+    const struct row_factors *by = &stage->factors;
+
+#pragma unroll
+    for (int p = 0; p < SQUARES; p++) {
+        uint32_t v[4];
+
+        ldmatrix_x4_trans(v, values_at<SLICE>(stage->v, p));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int n_at = 2 * p + i, at = n_at * 8 + lane % 4 * 2;
+            const float2 beta = *(const float2 *)&by->beta[at], read = *(const float2 *)&by->read[at];
+
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const float2 value = pair_of(v[2 * i + c / 2]);
+
+                t[n_at][c] = c % 2 == 0 ? fmaf(-read.x, t[n_at][c], beta.x * value.x)
+                                        : fmaf(-read.y, t[n_at][c], beta.y * value.y);
+            }
+        }
+    }
+    mma_lower(u, t, stage->x);
+}
+
+/* v <- o, rounded. */
+__device__ static inline void chunk_o(struct stage *stage, const float s[DK / 8][4], const float u[CHUNK / 8][4]) {
+    float o[CHUNK / 8][4] = {};
+
+    read_state(o, s, stage->q);
+    scale_columns(o, stage->factors.query);
+    mma_lower(o, u, stage->a);
+#pragma unroll
+    for (int p = 0; p < SQUARES; p++) {
+        const uint32_t rounded[4] = {pack_bf16(o[2 * p][0], o[2 * p][1]), pack_bf16(o[2 * p][2], o[2 * p][3]),
+                                     pack_bf16(o[2 * p + 1][0], o[2 * p + 1][1]),
+                                     pack_bf16(o[2 * p + 1][2], o[2 * p + 1][3])};
+
+        stmatrix_x4_trans(values_at<SLICE>(stage->v, p), rounded);
+    }
+}
+
+/* S <- decay S + U^T K, of a chunk that has all its rows. u is lost. */
+__device__ static inline void chunk_s(struct stage *stage, float s[DK / 8][4], float u[CHUNK / 8][4]) {
+    constexpr int PAIRS = 4; /* of squares of S at a time */
+    const struct row_factors *by = &stage->factors;
+    uint32_t parts[SQUARES][PARTS][4];
+
+    scale_columns(u, by->write);
+#pragma unroll
+    for (int step = 0; step < SQUARES; step++)
+        split_operand(parts[step], &u[2 * step]);
+#pragma unroll
+    for (int first = 0; first < DK / 16; first += PAIRS) {
+        float chain[2 * PAIRS][4] = {}, small[2 * PAIRS][4] = {};
+
+#pragma unroll
+        for (int step = 0; step < SQUARES; step++) {
+            uint32_t b[PAIRS][4];
+
+#pragma unroll
+            for (int p = 0; p < PAIRS; p++)
+                load_columns<DK>(b[p], stage->k, first + p, step, (int)threadIdx.x % 32);
+            mma_pairs<PAIRS>(small, parts[step][2], b);
+            mma_pairs<PAIRS>(small, parts[step][1], b);
+            mma_pairs<PAIRS>(chain, parts[step][0], b);
+        }
+        add<2 * PAIRS>(chain, small);
+#pragma unroll
+        for (int i = 0; i < 2 * PAIRS; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                s[2 * first + i][c] = fmaf(by->decay, s[2 * first + i][c], chain[i][c]);
+    }
+}
+
+__device__ static void load_stage(const struct chunk_op &op, int slot, int head, int slice, struct stage *stage) {
     const struct gdn_shape &shape = op.gdn.shape;
     struct chunk_head *from = &op.heads[slot * shape.hv + head];
     const bf16 *rows = op.rows + (size_t)slot * CHUNK * (size_t)shape.conv_dim;
@@ -194,8 +358,7 @@ __device__ static void load_stage(const struct chunk_op &op, int slot, int head,
 }
 
 /* The warp's part of rows [first, n) of o, to where row 0 of the chunk goes; those before it are not touched. */
-__device__ static inline void store_o(const struct gdn_shape &shape, struct stage<SLICE> *stage, int first, int n,
-                                      bf16 *out) {
+__device__ static inline void store_o(const struct gdn_shape &shape, struct stage *stage, int first, int n, bf16 *out) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 
     __syncwarp();
@@ -253,7 +416,7 @@ __device__ static void leave_gates(const struct gdn_op &op, const struct gdn_seg
 
 __global__ static void __launch_bounds__(SCAN_WARPS * 32, 1) scan(struct chunk_op op) {
     extern __shared__ __align__(128) char smem[];
-    struct stage<SLICE> *stages = (struct stage<SLICE> *)smem;
+    struct stage *stages = (struct stage *)smem;
     const struct gdn_shape &shape = op.gdn.shape;
     const struct batch &batch = op.gdn.batch;
     const int n_slices = (shape.dv + SLICE - 1) / SLICE, n_units = shape.hv * n_slices;
@@ -283,7 +446,7 @@ __global__ static void __launch_bounds__(SCAN_WARPS * 32, 1) scan(struct chunk_o
     if (v0 < shape.dv)
         load_s(s, s_rows);
     for (int k = begin; k < end; k++) {
-        struct stage<SLICE> *stage = &stages[(k - begin) % 2];
+        struct stage *stage = &stages[(k - begin) % 2];
 
         chunk = chunk_of(batch, at, k);
         if (k + 1 < end)
@@ -295,9 +458,9 @@ __global__ static void __launch_bounds__(SCAN_WARPS * 32, 1) scan(struct chunk_o
         if (v0 < shape.dv) {
             float t[CHUNK / 8][4] = {}, u[CHUNK / 8][4] = {};
 
-            read_state<false>(t, s, stage->k, {});
-            chunk_u<false>(stage, t, u, {});
-            chunk_o<false>(stage, s, u, {});
+            read_state(t, s, stage->k);
+            chunk_u(stage, t, u);
+            chunk_o(stage, s, u);
             store_o(shape, stage, max(0, -chunk.begin), chunk.n,
                     (bf16 *)op.gdn.args.out + ((ptrdiff_t)(row0 + chunk.begin) * shape.hv + head) * shape.dv + v0);
             if (chunk.n == CHUNK)
@@ -365,9 +528,9 @@ void gdn_advance_launch(const struct launch *launch, const struct gdn_op *gdn) {
     struct chunk_op op = {*gdn, 0, n_slots, (bf16 *)launch->scratch,
                           (struct chunk_head *)(launch->scratch + rows_bytes(gdn))};
 
-    static_assert(2 * sizeof(struct stage<SLICE>) <= SHARED_BYTES && sizeof(struct chunk_head) % 16 == 0, "stages fit");
+    static_assert(2 * sizeof(struct stage) <= SHARED_BYTES && sizeof(struct chunk_head) % 16 == 0, "stages fit");
     cudaFuncSetAttribute(solve, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct solve_shared));
-    cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, 2 * (int)sizeof(struct stage<SLICE>));
+    cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, 2 * (int)sizeof(struct stage));
     for (; op.first < n_chunks_max(&gdn->batch); op.first += n_slots) {
         launch_early(launch->stream, true, conv,
                      dim3((unsigned)div_ceil((uint64_t)shape->conv_dim, 2 * CONV_THREADS),
@@ -376,7 +539,7 @@ void gdn_advance_launch(const struct launch *launch, const struct gdn_op *gdn) {
         launch_early(launch->stream, true, solve, dim3((unsigned)(n_slots * shape->hv)), SOLVE_WARPS * 32,
                      (int)sizeof(struct solve_shared), op);
         launch_early(launch->stream, true, scan, dim3((unsigned)(gdn->batch.n_segs_max * shape->hv * n_slices)),
-                     SCAN_WARPS * 32, 2 * (int)sizeof(struct stage<SLICE>), op);
+                     SCAN_WARPS * 32, 2 * (int)sizeof(struct stage), op);
     }
     launch_early(launch->stream, true, finish, dim3((unsigned)gdn->batch.n_rows_max), FINISH_WARPS * 32, 0, *gdn);
 }
