@@ -48,14 +48,19 @@ static int check_shape(const struct state_view *s) {
 /* Of a chunk's rows for one value head; tiles are those of the file top of gdn_chunk.cuh. */
 struct head_shared {
     bf16 k[CHUNK * DK], q[CHUNK * DK], v[CHUNK * DV_MAX]; /* v: then o */
-    bf16 x[PARTS][CHUNK * CHUNK], a[PARTS][CHUNK * CHUNK];
-    struct row_factors factors;
+    union {
+        struct {
+            bf16 x[PARTS][CHUNK * CHUNK], a[PARTS][CHUNK * CHUNK];
+            float4 queried[S_WARPS][WANTED_MAX][2][32]; /* E Q S^T, a lane its own */
+        };
+        float s[DV_MAX * DK]; /* between two chunks of a block */
+    };
     union {
         struct system_shared system;
-        float4 u[S_WARPS][SQUARES][2][32]; /* once X and A are there */
+        float4 u[S_WARPS][SQUARES][2][32]; /* likewise, once X and A are there */
     };
-    uint4 operands[S_WARPS][SQUARES][PARTS][32]; /* of a warp's 16 columns: T, U, and U as S takes it; a lane its own */
-    float4 queried[S_WARPS][WANTED_MAX][2][32];  /* E Q S^T, likewise */
+    uint4 operands[S_WARPS][SQUARES][PARTS][32]; /* of a warp's 16 columns: T, U, and U as S takes it */
+    struct row_factors factors;
     float conv[2 * DK + DV_MAX][TAPS];
     bf16 inputs[TAPS - 1 + BLOCK_ROWS_MAX][2 * DK + DV_MAX]; /* of the block's convolution */
     bf16 z[BLOCK_ROWS_MAX][DV_MAX];                          /* of the chunk's rows in the block */
@@ -114,6 +119,21 @@ struct state_operands {
     uint32_t at[DK / 16][PARTS][4];
 };
 
+/* Into the L2 cache, a warp its rows: registers are short until they are split. */
+__device__ static inline void prefetch_s(const float *rows) {
+#pragma unroll
+    for (int i = 0; i < 16 * DK * 4 / (32 * 128); i++)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(rows + (i * 32 + (int)threadIdx.x % 32) * 32));
+}
+__device__ static inline void split_state(struct state_operands *operands, float *rows) {
+    float s[DK / 8][4];
+
+    load_s(s, rows);
+#pragma unroll
+    for (int step = 0; step < DK / 16; step++)
+        split_operand(operands->at[step], &s[2 * step]);
+}
+
 __device__ static inline void store_operands(uint4 operands[PARTS][32], const float d[2][4]) {
     uint32_t parts[PARTS][4];
 
@@ -124,7 +144,8 @@ __device__ static inline void store_operands(uint4 operands[PARTS][32], const fl
 }
 
 /* d: S times rows 16 p to 16 p + 15 of the tile of q or k. */
-__device__ static inline void read_square(float d[2][4], const struct state_operands &s, bf16 *tile, int p, int lane) {
+__device__ static inline void read_square(float d[2][4], const struct state_operands &s, bf16 *tile, int p) {
+    const unsigned at = rows_at<DK>(tile, p);
     float chain[2][4] = {}, small[2][4] = {};
 
     memset(d, 0, 2 * sizeof d[0]);
@@ -132,7 +153,7 @@ __device__ static inline void read_square(float d[2][4], const struct state_oper
     for (int step = 0; step < DK / 16; step++) {
         uint32_t b[1][4];
 
-        load_rows<DK>(b[0], tile, p, step, lane);
+        ldmatrix_x4(b[0], at ^ (unsigned)(step * 32));
         mma_pairs<1>(small, s.at[step][2], b);
         mma_pairs<1>(small, s.at[step][1], b);
         mma_pairs<1>(chain, s.at[step][0], b);
@@ -156,7 +177,7 @@ __device__ static inline void read_rows(struct head_shared *sh, const struct sta
         uint32_t v[4];
         float d[2][4];
 
-        read_square(d, s, is_k ? sh->k : sh->q, p, lane);
+        read_square(d, s, is_k ? sh->k : sh->q, p);
         ldmatrix_x4_trans(v, values_at<DV_MAX>(sh->v, p));
 #pragma unroll
         for (int side = 0; side < 2; side++) {
@@ -191,7 +212,7 @@ __device__ static inline void load_operands(uint32_t parts[PARTS][4], const uint
 
 /* d += rows 16 p to 16 p + 15 of X or A times what the warp's operands are. */
 __device__ static inline void multiply_lower(float d[2][4], const uint4 operands[SQUARES][PARTS][32],
-                                             bf16 tile[PARTS][CHUNK * CHUNK], int p, int lane) {
+                                             bf16 tile[PARTS][CHUNK * CHUNK], int p) {
     float chain[2][4] = {}, small[2][4] = {};
 
 #pragma unroll 1
@@ -201,7 +222,7 @@ __device__ static inline void multiply_lower(float d[2][4], const uint4 operands
         load_operands(parts, operands[step]);
 #pragma unroll
         for (int of_tile = PARTS - 1; of_tile >= 0; of_tile--) {
-            load_rows<CHUNK>(b[0], tile[of_tile], p, step, lane);
+            load_rows<CHUNK>(b[0], tile[of_tile], p, step);
 #pragma unroll
             for (int of_src = PARTS - 1 - of_tile; of_src >= 0; of_src--) /* the others are smaller than f32 sees */
                 mma_pairs<1>(of_tile + of_src == 0 ? chain : small, parts[of_src], b);
@@ -219,7 +240,7 @@ __device__ static inline void solve_rows(struct head_shared *sh, int n_squares, 
     for (int p = n_squares - 1; p >= 0; p--) {
         float u[2][4] = {};
 
-        multiply_lower(u, sh->operands[warp], sh->x, p, lane);
+        multiply_lower(u, sh->operands[warp], sh->x, p);
         store_operands(sh->operands[warp][p], u);
         if (keeps_u)
 #pragma unroll
@@ -239,7 +260,7 @@ __device__ static inline void make_outputs(struct head_shared *sh, int first_q, 
 #pragma unroll
         for (int side = 0; side < 2; side++)
             *(float4 *)o[side] = sh->queried[warp][p - first_q][side][lane];
-        multiply_lower(o, sh->operands[warp], sh->a, p, lane);
+        multiply_lower(o, sh->operands[warp], sh->a, p);
 
         const uint32_t rounded[4] = {pack_bf16(o[0][0], o[0][1]), pack_bf16(o[0][2], o[0][3]),
                                      pack_bf16(o[1][0], o[1][1]), pack_bf16(o[1][2], o[1][3])};
@@ -248,9 +269,12 @@ __device__ static inline void make_outputs(struct head_shared *sh, int first_q, 
     }
 }
 
-/* S <- decay S + U^T K, of a chunk that has all its rows. */
-__device__ static inline void advance_state(struct head_shared *sh, float s[DK / 8][4]) {
+/* to <- decay S + U^T K, of a chunk that has all its rows; S is at `from`. A lane writes what it has read. */
+__device__ static inline void advance_state(struct head_shared *sh, float *from, float *to) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float s[DK / 8][4];
+
+    load_s(s, from);
 
 #pragma unroll 1
     for (int p = 0; p < SQUARES; p++) {
@@ -268,7 +292,7 @@ __device__ static inline void advance_state(struct head_shared *sh, float s[DK /
         store_operands(sh->operands[warp][p], u);
     }
 #pragma unroll
-    for (int to = 0; to < DK / 16; to++) {
+    for (int pair = 0; pair < DK / 16; pair++) {
         float chain[2][4] = {}, small[2][4] = {};
 
 #pragma unroll 1
@@ -276,7 +300,7 @@ __device__ static inline void advance_state(struct head_shared *sh, float s[DK /
             uint32_t parts[PARTS][4], b[1][4];
 
             load_operands(parts, sh->operands[warp][step]);
-            load_columns<DK>(b[0], sh->k, to, step, lane);
+            load_columns<DK>(b[0], sh->k, pair, step);
             mma_pairs<1>(small, parts[2], b);
             mma_pairs<1>(small, parts[1], b);
             mma_pairs<1>(chain, parts[0], b);
@@ -286,12 +310,13 @@ __device__ static inline void advance_state(struct head_shared *sh, float s[DK /
         for (int side = 0; side < 2; side++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                s[2 * to + side][c] = fmaf(sh->factors.decay, s[2 * to + side][c], chain[side][c]);
+                s[2 * pair + side][c] = fmaf(sh->factors.decay, s[2 * pair + side][c], chain[side][c]);
     }
+    store_s(to, s);
 }
 
-/* From tiles and d to U, and to o from square first_q on. s: the warp's rows of S, if it has some. */
-__device__ static inline void run_chunk(struct head_shared *sh, const float s[DK / 8][4], bool has_state, int first_q,
+/* From tiles and d to U, and to o from square first_q on. s_rows: the warp's rows of S, if it has some. */
+__device__ static inline void run_chunk(struct head_shared *sh, float *s_rows, bool has_state, int first_q,
                                         int n_squares, bool keeps_u) {
     const int thread = (int)threadIdx.x, warp = thread / 32, solver = thread - S_WARPS * 32;
     struct state_operands operands;
@@ -301,10 +326,8 @@ __device__ static inline void run_chunk(struct head_shared *sh, const float s[DK
         norm_row(&sh->system, sh->q, first_q * 16 + solver - CHUNK, n_squares, false);
     else if (solver >= 0)
         norm_row(&sh->system, sh->k, solver, n_squares, true);
-    else
-#pragma unroll
-        for (int step = 0; step < DK / 16; step++)
-            split_operand(operands.at[step], &s[2 * step]);
+    else if (has_state)
+        split_state(&operands, s_rows);
     __syncthreads();
     if (solver >= 0 && solver < CHUNK)
         make_factors(&sh->system, solver, &sh->factors);
@@ -421,7 +444,7 @@ __device__ static void finish_rows(const struct gdn_op &op, int head, struct hea
 
 /* Reads S, does not write it. A block may lie in two chunks: the first of them is then whole. */
 __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
-    extern __shared__ __align__(128) char smem[];
+    extern __shared__ __align__(1024) char smem[];
     struct head_shared *sh = (struct head_shared *)smem;
     const struct gdn_shape &shape = op.shape;
     const int at = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv;
@@ -442,15 +465,10 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
         const struct gdn_seg seg = gdn_seg_at(op, at); /* each time: registers are short in between */
         const int begin = k * CHUNK - seg.pos % CHUNK, first = max(0, -begin), n = min(CHUNK, seg.n - begin);
         const int n_squares = (n + 15) / 16;
-        float s[DK / 8][4] = {};
+        float *s_rows = (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK;
 
         if (has_state)
-            load_s(s, (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK);
-        if (k > 0) {
-            if (has_state)
-                advance_state(sh, s); /* by the chunk before, whose tiles stay until all have done so */
-            __syncthreads();
-        }
+            prefetch_s(s_rows);
         load_inputs(op, seg, head, sh);
         load_open(shape, seg.open, seg.pos + begin, head, sh, first);
         load_z(op, head, sh, seg.row0 + begin, first, n);
@@ -465,11 +483,14 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
         else
             take_rows(op, seg, head, sh, begin, first, n);
         __syncthreads();
-        run_chunk(sh, s, has_state, first / 16, n_squares, begin + CHUNK < seg.n);
+        run_chunk(sh, k == 0 ? s_rows : sh->s + v0 * DK, has_state, first / 16, n_squares, begin + CHUNK < seg.n);
         __syncthreads();
         finish_rows(op, head, sh, seg.row0 + begin, first, n);
         if (begin + CHUNK >= seg.n)
             return;
+        if (has_state)
+            advance_state(sh, s_rows, sh->s + v0 * DK);
+        __syncthreads(); /* the next chunk's tiles take the place of these */
     }
 }
 
@@ -521,10 +542,9 @@ __device__ static void commit_head(const struct commit_op &op, struct head_share
     const int ch_end = (int)((int64_t)shape.conv_dim * (head + 1) / shape.hv);
     const size_t s_at = ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK * sizeof(float);
     char *live = gdn_state_at(shape, op.state, op.state.live[seq_slot], layer), *rolling;
-    float s[DK / 8][4] = {};
 
     if (has_state)
-        load_s(s, (float *)(live + s_at));
+        prefetch_s((float *)(live + s_at));
     load_open(shape, open, grid, head, sh, CHUNK);
     copy_commit();
     if (solver >= 0 && solver < CHUNK) {
@@ -537,15 +557,17 @@ __device__ static void commit_head(const struct commit_op &op, struct head_share
     __syncthreads();
     if (solver >= 0)
         multiply_decays<SOLVE_WARPS * 32>(&sh->system, solver, SQUARES);
-    run_chunk(sh, s, has_state, SQUARES, SQUARES, true);
+    run_chunk(sh, (float *)(live + s_at), has_state, SQUARES, SQUARES, true);
     live = gdn_state_at(shape, op.state, op.state.live[seq_slot], layer); /* again: registers are short in between */
     rolling = gdn_state_at(shape, op.state, op.state.rolling[seq_slot], layer);
     if (has_state) {
-        load_s(s, (float *)(live + s_at));
-        advance_state(sh, s);
-        store_s((float *)(live + s_at), s);
-        if (has_snapshot)
+        advance_state(sh, (float *)(live + s_at), (float *)(live + s_at));
+        if (has_snapshot) { /* what the lane itself has written */
+            float s[DK / 8][4];
+
+            load_s(s, (float *)(live + s_at));
             store_s((float *)(rolling + s_at), s);
+        }
     }
     for (int ch = ch_begin + (int)threadIdx.x; ch < ch_end; ch += THREADS)
         for (int c = 0; c < TAPS - 1; c++) {
@@ -561,7 +583,7 @@ __device__ static void commit_head(const struct commit_op &op, struct head_share
 
 /* As many CTAs as run at a time; each has every so many heads. */
 __global__ static void __launch_bounds__(THREADS, 1) commit(struct commit_op op) {
-    extern __shared__ __align__(128) char smem[];
+    extern __shared__ __align__(1024) char smem[];
 
     for (int seg = 0; seg < *op.batch.n_segs; seg++) {
         const int n = op.args.seg_commit[seg], grid = op.batch.seg_pos[seg] / CHUNK * CHUNK;

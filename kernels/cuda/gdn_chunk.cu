@@ -111,7 +111,7 @@ struct solve_shared {
 };
 
 __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk_op op) {
-    extern __shared__ __align__(128) char smem[];
+    extern __shared__ __align__(1024) char smem[];
     struct solve_shared *sh = (struct solve_shared *)smem;
     const struct gdn_shape &shape = op.gdn.shape;
     const int slot = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv, row = (int)threadIdx.x;
@@ -168,7 +168,7 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
 /* ---- scan: a slice of S through the chunks of a seg ------------------------------------------------------------------ */
 
 /* Tiles of one chunk in shared memory, for a slice of S. */
-struct stage {
+struct __align__(256) stage {
     bf16 k[CHUNK * DK], q[CHUNK * DK];
     bf16 x[PARTS][CHUNK * CHUNK], a[PARTS][CHUNK * CHUNK]; /* squares on and below the diagonal */
     bf16 v[CHUNK * SLICE];                                 /* then o */
@@ -186,7 +186,7 @@ __device__ static inline void read_state(float d[CHUNK / 8][4], const float src[
         split_operand(parts, &src[2 * step]);
 #pragma unroll
         for (int p = 0; p < SQUARES; p++)
-            load_rows<DK>(b[p], tile, p, step, (int)threadIdx.x % 32);
+            load_rows<DK>(b[p], tile, p, step);
         mma_pairs<SQUARES>(small, parts[2], b);
         mma_pairs<SQUARES>(small, parts[1], b);
         mma_pairs<SQUARES>(chain, parts[0], b);
@@ -210,7 +210,7 @@ __device__ static inline void mma_lower_step(float chain[CHUNK / 8][4], float sm
     for (int of_tile = PARTS - 1; of_tile >= 0; of_tile--) {
 #pragma unroll
         for (int p = 0; p < PAIRS; p++)
-            load_rows<CHUNK>(b[p], tile[of_tile], STEP + p, STEP, (int)threadIdx.x % 32);
+            load_rows<CHUNK>(b[p], tile[of_tile], STEP + p, STEP);
 #pragma unroll
         for (int of_src = PARTS - 1 - of_tile; of_src >= 0; of_src--) /* the others are smaller than f32 sees */
             mma_pairs<PAIRS>(&(of_tile + of_src == 0 ? chain : small)[2 * STEP], parts[of_src], b);
@@ -306,7 +306,7 @@ __device__ static inline void chunk_s(struct stage *stage, float s[DK / 8][4], f
 
 #pragma unroll
             for (int p = 0; p < PAIRS; p++)
-                load_columns<DK>(b[p], stage->k, first + p, step, (int)threadIdx.x % 32);
+                load_columns<DK>(b[p], stage->k, first + p, step);
             mma_pairs<PAIRS>(small, parts[step][2], b);
             mma_pairs<PAIRS>(small, parts[step][1], b);
             mma_pairs<PAIRS>(chain, parts[step][0], b);
@@ -415,7 +415,7 @@ __device__ static void leave_gates(const struct gdn_op &op, const struct gdn_seg
 }
 
 __global__ static void __launch_bounds__(SCAN_WARPS * 32, 1) scan(struct chunk_op op) {
-    extern __shared__ __align__(128) char smem[];
+    extern __shared__ __align__(1024) char smem[];
     struct stage *stages = (struct stage *)smem;
     const struct gdn_shape &shape = op.gdn.shape;
     const struct batch &batch = op.gdn.batch;

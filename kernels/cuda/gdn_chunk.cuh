@@ -41,14 +41,24 @@ template <int WIDTH> __device__ static inline bf16 *unit_of(bf16 *tile, int r, i
     return tile + r * WIDTH + (u ^ (r & 7)) * 8;
 }
 
-/* Rows of a tile as B operands of d += a . tile^T: rows 16 p to 16 p + 15 are 16 columns of d, columns 16 step to
- * 16 step + 15 are summed over. */
-template <int WIDTH> __device__ static inline void load_rows(uint32_t b[4], bf16 *tile, int p, int step, int lane) {
-    ldmatrix_x4(b, unit_of<WIDTH>(tile, p * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+/* Where a lane finds rows of a tile, as B operands of d += a . tile^T: rows 16 p to 16 p + 15 are 16 columns of d, columns
+ * 16 step to 16 step + 15 are summed over, and lie at this address ^ 32 step. A row begins at a multiple of its bytes. */
+template <int WIDTH> __device__ static inline unsigned rows_at(bf16 *tile, int p) {
+    const int lane = (int)threadIdx.x % 32;
+
+    return shared_at(unit_of<WIDTH>(tile, p * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
 }
-/* Columns of a tile, as B operands of d += a . tile: columns 16 p to 16 p + 15 are 16 columns of d. */
-template <int WIDTH> __device__ static inline void load_columns(uint32_t b[4], bf16 *tile, int p, int step, int lane) {
-    ldmatrix_x4_trans(b, unit_of<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, p * 2 + lane / 16));
+template <int WIDTH> __device__ static inline void load_rows(uint32_t b[4], bf16 *tile, int p, int step) {
+    ldmatrix_x4(b, rows_at<WIDTH>(tile, p) ^ (unsigned)(step * 32));
+}
+/* Columns of a tile, as B operands of d += a . tile: columns 16 p to 16 p + 15 are 16 columns of d, and lie at ^ 32 p. */
+template <int WIDTH> __device__ static inline unsigned columns_at(bf16 *tile, int step) {
+    const int lane = (int)threadIdx.x % 32;
+
+    return shared_at(unit_of<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, lane / 16));
+}
+template <int WIDTH> __device__ static inline void load_columns(uint32_t b[4], bf16 *tile, int p, int step) {
+    ldmatrix_x4_trans(b, columns_at<WIDTH>(tile, step) ^ (unsigned)(p * 32));
 }
 
 __device__ static inline void split_pair(uint32_t parts[PARTS], float a, float b) {
@@ -180,14 +190,16 @@ __device__ static inline void multiply_rows(struct system_shared *sh, bf16 *k, b
     for (int at = warp; at < n; at += n_warps) {
         const bool is_k = at < n_k;
         const int2 square = lower_square(is_k ? at : at - n_k + squares_above(first_q));
+        const unsigned a_at = shared_at(unit_of<DK>(is_k ? k : q, square.x * 16 + lane % 16, lane / 16));
+        const unsigned b_at = rows_at<DK>(k, square.y);
         float products[2][4] = {}, chain[2][4] = {};
 
 #pragma unroll
         for (int step = 0; step < DK / 16; step++) {
             uint32_t a[4], b[4];
 
-            ldmatrix_x4(a, unit_of<DK>(is_k ? k : q, square.x * 16 + lane % 16, step * 2 + lane / 16));
-            load_rows<DK>(b, k, square.y, step, lane);
+            ldmatrix_x4(a, a_at ^ (unsigned)(step * 32));
+            ldmatrix_x4(b, b_at ^ (unsigned)(step * 32));
             mma_bf16(chain[0], a, b[0], b[1]);
             mma_bf16(chain[1], a, b[2], b[3]);
             if (step % CHAIN == CHAIN - 1) {

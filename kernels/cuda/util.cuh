@@ -74,17 +74,26 @@ __device__ static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ static inline void ldmatrix_x4(uint32_t r[4], const void *shared) {
+__device__ static inline unsigned shared_at(const void *shared) {
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+__device__ static inline void ldmatrix_x4(uint32_t r[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(shared))
+                 : "r"(at)
+                 : "memory");
+}
+__device__ static inline void ldmatrix_x4(uint32_t r[4], const void *shared) {
+    ldmatrix_x4(r, shared_at(shared));
+}
+__device__ static inline void ldmatrix_x4_trans(uint32_t r[4], unsigned at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
                  : "memory");
 }
 __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], const void *shared) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(shared))
-                 : "memory");
+    ldmatrix_x4_trans(r, shared_at(shared));
 }
 /* Of a card from compute capability 9.0 on. */
 __device__ static inline void stmatrix_x4_trans(void *shared, const uint32_t r[4]) {
