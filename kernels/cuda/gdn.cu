@@ -275,7 +275,6 @@ __device__ static inline void advance_state(struct head_shared *sh, float *from,
     float s[DK / 8][4];
 
     load_s(s, from);
-
 #pragma unroll 1
     for (int p = 0; p < SQUARES; p++) {
         float u[2][4];
@@ -450,23 +449,20 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
     const int at = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv;
     const int v0 = (int)threadIdx.x / 32 * 16, solver = (int)threadIdx.x - S_WARPS * 32; /* the warp's first row of S */
     const bool has_state = solver < 0 && v0 < shape.dv;
-    int n_segs, n_rows;
-
     may_launch_next();
     for (int i = (int)threadIdx.x; i < 2 * DK + shape.dv; i += THREADS) /* no kernel writes these */
         *(float4 *)sh->conv[i] = *(const float4 *)&op.args.conv[(size_t)channel_of(shape, head, i) * (size_t)TAPS];
     wait_for_previous();
-    n_segs = *op.batch.n_segs; /* all loads at once */
-    n_rows = op.batch.seg_row[at + 1] - op.batch.seg_row[at];
-    if (at >= n_segs || n_rows <= 0 || n_rows > BLOCK_ROWS_MAX)
-        return;
 #pragma unroll 1
     for (int k = 0;; k++) {
+        const int n_segs = *op.batch.n_segs;           /* all loads at once */
         const struct gdn_seg seg = gdn_seg_at(op, at); /* each time: registers are short in between */
         const int begin = k * CHUNK - seg.pos % CHUNK, first = max(0, -begin), n = min(CHUNK, seg.n - begin);
         const int n_squares = (n + 15) / 16;
         float *s_rows = (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK;
 
+        if (at >= n_segs || seg.n <= 0 || seg.n > BLOCK_ROWS_MAX)
+            return;
         if (has_state)
             prefetch_s(s_rows);
         load_inputs(op, seg, head, sh);
