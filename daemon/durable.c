@@ -102,8 +102,7 @@ void durable_close(struct service *service) {
     service->files = NULL;
 }
 
-/* Where the next turn would go on from. What is on no tier any more has been seen all the same. */
-static void look_for_restore_point(struct service *service, struct session *session) {
+void durable_look(const struct service *service, struct session *session) {
     struct found found = service_find(service, session->keys, session->tokens, sessions_n_pages(session));
     int n = found.device + found.host + found.disk;
 
@@ -122,7 +121,8 @@ static bool has_file(struct service *service, struct session *session) {
 bool durable_keep(struct service *service, struct session *session, struct session_wait *wait) {
     struct session_record record;
 
-    look_for_restore_point(service, session);
+    if (!session->is_parked)
+        durable_look(service, session);
     if (!has_file(service, session))
         return false;
     record = (struct session_record){.uid = session->uid,
@@ -192,8 +192,24 @@ bool durable_drop_damaged(struct service *service, uid_t uid, struct span name, 
     return true;
 }
 
-bool durable_is(const struct session *session) {
-    return session->file && session_file_is_durable(session->file);
+int durable_n_on_disk(const struct service *service, const struct session *session) {
+    const struct kv_vault *vault = service->pair.vault;
+    int n = 0;
+
+    for (int page = 0; vault && page < sessions_n_pages(session); page++) {
+        struct kv_page_name name = sessions_page_name(session, page);
+
+        if (!kv_vault_has(vault, &name, KV_TARGET_FULL))
+            break;
+        if (kv_vault_has(vault, &name, KV_TARGET_STATE))
+            n = (page + 1) * PAGE_TOKENS;
+    }
+    return n;
+}
+
+bool durable_is(const struct service *service, const struct session *session) {
+    return session->file && session_file_is_durable(session->file) &&
+           (!session->is_parked || durable_n_on_disk(service, session) >= session->restore_point);
 }
 
 void durable_retry(struct service *service) {

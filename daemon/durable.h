@@ -27,8 +27,13 @@ bool durable_drop(struct service *service, struct session *session, struct sessi
 enum proto_code durable_missing(const struct service *service, uid_t uid, struct span name, struct report *report);
 /* Removes such a record. False: there is none. */
 bool durable_drop_damaged(struct service *service, uid_t uid, struct span name, struct session_wait *wait);
-/* What it is now is on disk, or will be as far as one knows. */
-bool durable_is(const struct session *session);
+/* Where its next turn would go on from, which becomes its restore point: nothing found leaves the one that was seen. That of
+ * a parked session says what it was put down with, and so durable_keep() does not look for it. */
+void durable_look(const struct service *service, struct session *session);
+/* Tokens that could be read back from the disk alone. */
+int durable_n_on_disk(const struct service *service, const struct session *session);
+/* What it is now is on disk, or will be as far as one knows; of a parked one also what it was put down with. */
+bool durable_is(const struct service *service, const struct session *session);
 
 /* What could not be written is tried again now. */
 void durable_retry(struct service *service);

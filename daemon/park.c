@@ -17,17 +17,10 @@ enum {
 
 /* ---- where the pages of a session are ------------------------------------------------------------------------------- */
 
-static struct kv_page_name name_of(const struct session *session, int page) {
-    return (struct kv_page_name){.key = session->keys[page],
-                                 .page_idx = (uint32_t)page,
-                                 .tokens = session->tokens + (size_t)page * PAGE_TOKENS,
-                                 .parent = page > 0 ? &session->keys[page - 1] : NULL};
-}
-
 /* On the shelf, with the restore point at its end if that is asked for. */
 static uint32_t find_on_shelf(const struct kv_shelf *shelf, const struct session *session, int page,
                               enum kv_group group) {
-    struct kv_page_name name = name_of(session, page);
+    struct kv_page_name name = sessions_page_name(session, page);
     uint32_t record = kv_shelf_find(shelf, &name);
 
     return record != KV_NO_RECORD && kv_shelf_has(shelf, record, group) ? record : KV_NO_RECORD;
@@ -42,23 +35,6 @@ static uint32_t last_on_shelf(const struct kv_shelf *shelf, const struct session
             return record;
     }
     return KV_NO_RECORD;
-}
-
-/* Tokens that could be read back from the disk alone. */
-static int n_on_disk(const struct pair *pair, const struct session *session) {
-    int n = 0;
-
-    if (!pair->vault)
-        return 0;
-    for (int page = 0; page < sessions_n_pages(session); page++) {
-        struct kv_page_name name = name_of(session, page);
-
-        if (!kv_vault_has(pair->vault, &name, KV_TARGET_FULL))
-            break;
-        if (kv_vault_has(pair->vault, &name, KV_TARGET_STATE))
-            n = (page + 1) * PAGE_TOKENS;
-    }
-    return n;
 }
 
 /* ---- one session on its way down ------------------------------------------------------------------------------------ */
@@ -149,18 +125,20 @@ static void on_kept(struct session_wait *wait, int result) {
 }
 
 static void start_keeping(struct park *park) {
+    struct service *service = park->errand.service;
     struct session *session = park->session;
 
+    durable_look(service, session);
     session->is_parked = true;
-    park->is_kept = !durable_keep(park->errand.service, session, &park->wait);
+    park->is_kept = !durable_keep(service, session, &park->wait);
 }
 
 static void answer_park(struct park *park, uint64_t n_freed) {
-    const struct pair *pair = &park->errand.service->pair;
     const struct session *session = park->session;
     struct found found = service_find(park->errand.service, session->keys, session->tokens, sessions_n_pages(session));
     bool is_used = park->errand.service->config.kv.restore != CONFIG_RESTORE_NEVER;
-    int n_below = found.host + found.disk, n = found.device + n_below, n_disk = n_on_disk(pair, session);
+    int n_below = found.host + found.disk, n = found.device + n_below;
+    int n_disk = durable_n_on_disk(park->errand.service, session);
     struct call call;
     int refusal;
 
@@ -171,7 +149,7 @@ static void answer_park(struct park *park, uint64_t n_freed) {
     put_int(call.out, "tokens", is_used ? n : found.device);
     put_int(call.out, "bytes", (int64_t)n_freed);
     put_cstr(call.out, "tier", n > 0 && n_disk >= n ? "disk" : n_below > 0 ? "host" : "none");
-    put_bool(call.out, "durable", durable_is(session) && n_disk >= n);
+    put_bool(call.out, "durable", durable_is(park->errand.service, session));
     call_answer(&call);
 }
 

@@ -24,8 +24,8 @@ const struct proto_about proto_codes[PROTO_N_CODES] = {
     [PROTO_BUSY] =
         {"BUSY",
          "A queue or the number of connections is full: `data.retry_ms` says when to try again. Or another request "
-         "uses "
-         "what this one is about, a session or the disk, and must end first. With too many connections this comes with "
+         "uses what this one is about, a session or the disk, and must end first. With too many connections this comes "
+         "with "
          "`id` 0 before any request, and the connection is closed.",
          "{\"code\": \"BUSY\", \"message\": \"all places are taken and 16 requests wait for one, "
          "sched.queue_max is 16; try again in 900 ms\", \"data\": {\"n_waiting\": 16, \"retry_ms\": 900}}"},

@@ -94,15 +94,16 @@ static const struct proto_field session_fields[] = {
     {"name", "string", "of the session"},
     {"n_tokens", "int", "of its conversation"},
     {"restore_point", "int",
-     "tokens from which its next turn could go on when that was last looked for; `cached` says what is "
-     "left of it"},
+     "tokens from which its next turn could go on when that was last looked for, while it is parked: when it was put "
+     "down; `cached` says what is left of it"},
     {"cached", "{device, host, disk}", "how many of them each tier has"},
     {"pinned", "bool",
      "its pages do not leave the device; while it is parked they have left it, and stay again when session.resume or "
-     "its next turn "
-     "brought them back"},
+     "its next turn brought them back"},
     {"parked", "bool", "it was put down, and nobody has come back to it"},
-    {"durable", "bool", "it outlives the daemon: there is a disk tier, and it takes records"},
+    {"durable", "bool",
+     "it outlives the daemon: there is a disk tier, and it takes records; while it is parked: its pages up to "
+     "`restore_point` are there too"},
 };
 static const struct proto_field sessions_fields[] = {{"sessions", "[map]", "of this user, each as `session.info`"}};
 static const struct proto_param resume_params[] = {

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include "lease.h"
+#include "shelf.h"
 #include "text.h"
 
 struct gen;
@@ -21,9 +22,9 @@ struct session {
     struct kv_key root;
     struct gen *user;          /* who uses it now, or NULL */
     struct session_file *file; /* its record's, or NULL; not owned */
-    int restore_point;         /* tokens at the last one that it was seen to have */
-    bool is_parked;            /* was put down, and nobody has come back to it */
-    bool is_moving;            /* is being put down: nobody may use it meanwhile */
+    int restore_point; /* tokens at the last one that it was seen to have; while parked: at the one it was parked with */
+    bool is_parked;    /* was put down, and nobody has come back to it */
+    bool is_moving;    /* is being put down: nobody may use it meanwhile */
     bool is_pinned;
     struct kv_lease pin;
 };
@@ -64,6 +65,8 @@ int sessions_fork(struct sessions *sessions, const struct session *session, stru
 
 /* Pages of it that can be looked for: all whole ones, but no more than the longest context has. */
 int sessions_n_pages(const struct session *session);
+struct kv_page_name sessions_page_name(const struct session *session,
+                                       int page); /* one of them; lives with its tokens */
 /* Tokens of all sessions of a user. */
 int64_t sessions_tokens(const struct sessions *sessions, uid_t uid);
 /* They may become n more; n_max 0: any number. */

@@ -157,6 +157,33 @@ def test_a_document_of_8k_tokens_is_recalled_over_a_restart_for_the_price_of_rea
         assert sum(second["usage"]["cached"].values()) >= first["usage"]["prompt"] // 64 * 64
 
 
+def test_a_parked_session_that_lost_pages_does_not_say_that_it_is_durable(daemon, disk):
+    one = daemon(**disk)
+    with one.connect() as client:
+        begin(client, "a")
+        parked = client.call("session.park", {"name": "a"})
+        before = session(client, "a")
+        assert before["durable"] and before["restore_point"] == parked["tokens"] > 0
+        for tier in ("host", "disk"):
+            client.call("cache.evict", {"tier": tier, "all": True})
+        lost = {**before, "durable": False, "cached": NOTHING}
+        assert session(client, "a") == lost and client.call("session.list")["sessions"] == [lost]
+        client.call("session.pin", {"name": "a"})  # its record is written again: what it was parked with does not change
+        assert session(client, "a") == {**lost, "pinned": True}
+        assert client.call("session.unpin", {"name": "a"}) == lost
+        client.call("cache.flush")
+    one.stop()
+    with daemon(**disk).connect() as client:
+        assert session(client, "a") == lost
+        again = client.call("session.park", {"name": "a"})
+        assert (again["tokens"], again["tier"], again["durable"]) == (0, "none", False)
+        client.call("session.resume", {"name": "a", "wait": True})
+        turn(client, "a", TEXT[:10])
+        parked = client.call("session.park", {"name": "a"})
+        assert parked["durable"] and parked["tokens"] >= before["restore_point"]
+        assert session(client, "a")["restore_point"] == parked["tokens"]
+
+
 def test_without_lower_tiers_parking_says_what_is_computed_again(daemon):
     with daemon().connect() as client:
         begin(client, "a")
