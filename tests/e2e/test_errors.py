@@ -242,7 +242,10 @@ def test_busy_when_requests_hold_as_much_memory_as_they_may(daemon):
             for request_id in ids:
                 if request_id not in refused:
                     await raw.call("gen.cancel", id=request_id)
-                    assert (await raw.answer(request_id))["finish_reason"] == "cancelled"
+                    try:
+                        assert (await raw.answer(request_id))["finish_reason"] == "cancelled"
+                    except Refused as late:  # on a slow machine its prompt was not looked at yet
+                        assert late.code == "CANCELLED"
             assert (await raw.call("gen.start", prompt="a", max_tokens=1))["finish_reason"] == "length"
 
     run(check())
