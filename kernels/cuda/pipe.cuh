@@ -43,6 +43,36 @@ __device__ static inline void barrier_wait(uint64_t *barrier, unsigned parity) {
                  : "memory");
 }
 
+/* The same barrier of a CTA of this cluster; its waiters see what this thread has done before. */
+__device__ static inline void barrier_arrive_at(uint64_t *barrier, int cta) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(cta)
+                 : "memory");
+}
+/* Until the phase of this parity has ended, by arrivals from the whole cluster. */
+__device__ static inline void barrier_wait_cluster(uint64_t *barrier, unsigned parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra there;\n"
+                 "bra again;\n"
+                 "there:\n"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+/* All threads of the cluster. */
+__device__ static inline void cluster_sync(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
 /* Addresses and bytes are multiples of 16. */
 __device__ static inline void copy_piece(void *shared, const void *global, int bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -1,6 +1,8 @@
-/* tile_sm90: products of many rows on compute capability 9.0: tiles of 128 rows of W by WGMMA_ROWS rows of x. One warp
- * brings stages of both into a ring; two warpgroups have half of the rows of W each and keep the chain that runs and the
- * sum of those before it in registers. Results go through shared memory, so that what is written lies together. */
+/* tile_sm90: products of many rows on compute capability 9.0: tiles of 128 rows of W by X_ROWS rows of x. A CTA does one
+ * tile after the other, beside another CTA that has the next 128 rows of W and the same rows of x: of these each brings
+ * half to both, so that less is read from the L2 cache. One warp brings stages of W and x into a ring and runs ahead into the
+ * next tile. Two warpgroups have half of the rows of W each; a warpgroup does a stage in two halves of the rows of x, so that
+ * while one half's chain runs the other's is added to the sum of those before it, or its results are written. */
 #include "gemm.cuh"
 #include "wgmma.cuh"
 
@@ -9,18 +11,26 @@
 enum {
     GROUP_THREADS = 128, /* a warpgroup */
     CONSUMERS = 2,       /* warpgroups */
+    CONSUMER_WARPS = CONSUMERS * GROUP_THREADS / 32,
     THREADS = (CONSUMERS + 1) * GROUP_THREADS,
+    CTAS = 2, /* of a cluster */
     STAGES = 5,
+    X_ROWS = 2 * WGMMA_ROWS,
     X_ROW_BYTES = STAGE_STEPS * 32,
-    X_BYTES = WGMMA_ROWS * X_ROW_BYTES,
+    X_HALF_BYTES = WGMMA_ROWS * X_ROW_BYTES,
     W_BYTES = STAGE_STEPS * STEP_BYTES,
-    STAGE_BYTES = W_BYTES + X_BYTES,
-    ALIGN = 1024,               /* of x in shared memory */
-    SUM_STRIDE = TILE_ROWS + 4, /* floats between two rows of x; keeps banks apart */
+    STAGE_BYTES = W_BYTES + 2 * X_HALF_BYTES,
+    ALIGN = 1024,    /* of x in shared memory */
+    OUT_ROWS = 16,   /* rows of x that a warp writes at a time */
+    OUT_STRIDE = 20, /* floats between two of them; keeps banks apart */
+    OUT_FLOATS = OUT_ROWS * OUT_STRIDE,
+    N_OUTS = WGMMA_ROWS / OUT_ROWS,
+    SHARED = ALIGN + STAGES * STAGE_BYTES + CONSUMER_WARPS * OUT_FLOATS * (int)sizeof(float),
     CONSUMER_REGISTERS = 240,
     BRINGER_REGISTERS = 24,
 };
-static_assert(WGMMA_ROWS * SUM_STRIDE * (int)sizeof(float) <= STAGES * STAGE_BYTES, "results fit the ring");
+static_assert(X_HALF_BYTES % ALIGN == 0 && STAGE_BYTES % ALIGN == 0, "each half of x is aligned");
+static_assert(WGMMA_ROWS % OUT_ROWS == 0 && (int)SHARED <= (int)SHARED_BYTES, "");
 
 struct args {
     CUtensorMap x; /* [n_max rows, n_steps * 16 columns] in boxes of WGMMA_ROWS by a stage */
@@ -33,202 +43,326 @@ struct args {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL) /* to other cards the kernel is empty */
 
-/* A box of x, from this column and row on; what lies outside comes as zeros. */
+/* ---- which tiles --------------------------------------------------------------------------------------------------- */
+
+/* A cluster's tiles: pairs of tiles of W by X_ROWS rows of x. Clusters side by side have the same pair, as far as the rows
+ * go: they read it from memory once. */
+struct work {
+    int n_x, n_items, item;
+
+    __device__ work(const struct args &a, int n_rows)
+        : n_x((n_rows + X_ROWS - 1) / X_ROWS), n_items((a.stretches.n_tiles + CTAS - 1) / CTAS * n_x),
+          item((int)blockIdx.x / CTAS) {
+    }
+    __device__ bool is_left(void) const {
+        return item < n_items;
+    }
+    __device__ void step(void) {
+        item += (int)gridDim.x / CTAS;
+    }
+    __device__ int row0(void) const {
+        return item % n_x * X_ROWS;
+    }
+    __device__ int
+    tile(void) const { /* may be the one behind the last, whose CTA does the last again and writes nothing */
+        return item / n_x * CTAS + (int)blockIdx.x % CTAS;
+    }
+    __device__ int tile_of(const struct args &a) const {
+        return min(tile(), a.stretches.n_tiles - 1);
+    }
+};
+
+/* ---- the warp that brings ------------------------------------------------------------------------------------------ */
+
+/* A box of x, from this column and row on, to both CTAs; what lies outside comes as zeros. */
 __device__ static inline void copy_box(void *shared, const CUtensorMap *map, int column, int row, uint64_t *barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-                 "%3}], [%4];" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"((uint16_t)((1 << CTAS) - 1))
                  : "memory");
 }
 
-__device__ static inline void bring(const struct args &a, char *ring, uint64_t *full, uint64_t *empty) {
-    const int row0 = (int)blockIdx.x * WGMMA_ROWS;
-    const char *w = a.w + (size_t)blockIdx.y * (size_t)a.n_steps * STEP_BYTES;
+__device__ static inline void bring(const struct args &a, char *ring, uint64_t *full, uint64_t *empty, int n_rows) {
+    const int half = (int)blockIdx.x % CTAS;
     ring_place<STAGES> place = {};
+    bool is_again = false; /* the place has been filled before */
 
-    for (int stage = 0; stage < a.stretches.n_stages; stage++, place.step()) {
-        const int w_bytes = min(STAGE_STEPS, a.n_steps - stage * STAGE_STEPS) * STEP_BYTES;
-        char *dst = ring + place.stage * STAGE_BYTES;
+    for (struct work work(a, n_rows); work.is_left(); work.step()) {
+        const char *w = a.w + (size_t)work.tile_of(a) * (size_t)a.n_steps * STEP_BYTES;
+        const int row = work.row0() + half * WGMMA_ROWS;
 
-        if (stage >= STAGES)
-            barrier_wait(&empty[place.stage], place.parity ^ 1);
-        barrier_announce_and_arrive(&full[place.stage], w_bytes + X_BYTES);
-        copy_piece(dst + X_BYTES, w + (size_t)stage * W_BYTES, w_bytes, &full[place.stage]);
-        copy_box(dst, &a.x, stage * STAGE_STEPS * 16, row0, &full[place.stage]);
+        for (int stage = 0; stage < a.stretches.n_stages; stage++) {
+            const int w_bytes = min(STAGE_STEPS, a.n_steps - stage * STAGE_STEPS) * STEP_BYTES;
+            char *dst = ring + place.stage * STAGE_BYTES;
+
+            if (is_again)
+                barrier_wait_cluster(&empty[place.stage], place.parity ^ 1);
+            barrier_announce_and_arrive(&full[place.stage], w_bytes + 2 * X_HALF_BYTES);
+            copy_box(dst + half * X_HALF_BYTES, &a.x, stage * STAGE_STEPS * 16, row, &full[place.stage]);
+            copy_piece(dst + 2 * X_HALF_BYTES, w + (size_t)stage * W_BYTES, w_bytes, &full[place.stage]);
+            place.step();
+            is_again |= place.stage == 0;
+        }
     }
 }
 
-/* 8 outputs of a row from n on. */
-__device__ static inline void emit8(const struct gemm_out &out, int row, int n, const float v[8]) {
+/* ---- results ------------------------------------------------------------------------------------------------------- */
+
+__device__ static inline void emit_one(const struct gemm_out &out, size_t at, float v) {
+    if (out.epilogue == LINEAR_STORE_F32)
+        ((float *)out.y)[at] = v;
+    else if (out.epilogue == LINEAR_ADD_F32)
+        ((float *)out.y)[at] += v;
+    else
+        bf16_store(out.y, at, out.epilogue == LINEAR_ADD ? bf16_load(out.y, at) + v : v);
+}
+
+/* 8 outputs of a row from n on, or 4 of which v has the gates and then the ups. Whole: n and the row's address are multiples
+ * of so many, and there are so many outputs. before: of LINEAR_ADD, whole. */
+__device__ static inline void emit8(const struct gemm_out &out, int row, int n, float v[8], bool is_whole,
+                                    uint4 before) {
     const size_t at = (size_t)row * (size_t)out.y_stride + (size_t)n;
-    const bool is_f32 = out.epilogue == LINEAR_ADD_F32 || out.epilogue == LINEAR_STORE_F32;
+    const bool is_gate_up = out.epilogue == LINEAR_SWIGLU;
 
-    if (!is_f32 && n + 8 <= out.n && at % 8 == 0 && (uintptr_t)out.y % 16 == 0) {
-        uint4 *y = (uint4 *)((bf16 *)out.y + at), raw = {};
-        uint32_t *word = &raw.x;
+    if (out.bias != NULL)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int j = n + (is_gate_up ? i % 4 : i);
 
-        if (out.epilogue == LINEAR_ADD)
-            raw = *y;
+            if (j < out.n)
+                v[i] += out.bias[is_gate_up && i >= 4 ? out.n + j : j];
+        }
+    if (is_gate_up)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = v[i] * sigmoid(v[i]) * v[4 + i];
+    if (!is_whole) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (n + i < out.n && (i < 4 || !is_gate_up))
+                emit_one(out, at + (size_t)i, v[i]);
+    } else if (is_gate_up) {
+        *(uint2 *)((bf16 *)out.y + at) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+    } else if (out.epilogue == LINEAR_STORE_F32 || out.epilogue == LINEAR_ADD_F32) {
+        float4 *y = (float4 *)((float *)out.y + at), low = {}, high = {};
+
+        if (out.epilogue == LINEAR_ADD_F32) {
+            low = y[0];
+            high = y[1];
+        }
+        if (out.epilogue == LINEAR_ADD_F32) {
+            low = make_float4(low.x + v[0], low.y + v[1], low.z + v[2], low.w + v[3]);
+            high = make_float4(high.x + v[4], high.y + v[5], high.z + v[6], high.w + v[7]);
+        } else {
+            low = make_float4(v[0], v[1], v[2], v[3]);
+            high = make_float4(v[4], v[5], v[6], v[7]);
+        }
+        y[0] = low;
+        y[1] = high;
+    } else {
+        uint32_t *word = &before.x;
+
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float low = v[2 * i], high = v[2 * i + 1];
-
             if (out.epilogue == LINEAR_ADD) {
-                low = __uint_as_float(word[i] << 16) + low;
-                high = __uint_as_float(word[i] & 0xffff0000u) + high;
+                v[2 * i] = __uint_as_float(word[i] << 16) + v[2 * i];
+                v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u) + v[2 * i + 1];
             }
-            word[i] = pack_bf16(low, high);
+            word[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
         }
-        *y = raw;
-        return;
+        *(uint4 *)((bf16 *)out.y + at) = before;
     }
-    for (int i = 0; i < 8 && n + i < out.n; i++)
-        switch (out.epilogue) {
-        case LINEAR_STORE:
-        case LINEAR_SWIGLU:
-            bf16_store(out.y, at + (size_t)i, v[i]);
-            break;
-        case LINEAR_STORE_F32:
-            ((float *)out.y)[at + (size_t)i] = v[i];
-            break;
-        case LINEAR_ADD:
-            bf16_store(out.y, at + (size_t)i, bf16_load(out.y, at + (size_t)i) + v[i]);
-            break;
-        case LINEAR_ADD_F32:
-            ((float *)out.y)[at + (size_t)i] += v[i];
-            break;
-        }
 }
 
-/* sums: [rows of x][SUM_STRIDE], of the rows of W of a tile. */
-__device__ static inline void emit_tile(const struct gemm_out &out, int tile, int row0, int n_rows, const float *sums) {
+/* Writes a block's results of the WGMMA_ROWS rows from row0 on, by one warp; own: shared memory for OUT_FLOATS. Leaves
+ * zeros. */
+__device__ static inline void emit_half(const struct gemm_out &out, int block, int row0, int n_rows, float *own,
+                                        float sum[WGMMA_SQUARES][4]) {
+    const int lane = (int)threadIdx.x % 32, side = lane % 2;
     const bool is_gate_up = out.epilogue == LINEAR_SWIGLU;
-    const int n_pieces = is_gate_up ? TILE_ROWS / 16 : TILE_ROWS / 8;
+    const int width = is_gate_up ? 4 : 8; /* outputs of a thread, in two of a row */
+    const int n = (block * 2 + side) * width;
+    const bool is_whole = (block + 1) * 2 * width <= out.n && out.y_stride % 8 == 0 && (uintptr_t)out.y % 16 == 0;
+    const float *mine = own + lane / 2 * OUT_STRIDE + side * width;
+    uint4 before[N_OUTS] = {};
+    int row = row0 + lane / 2;
 
-    for (int i = (int)threadIdx.x; i < min(WGMMA_ROWS, n_rows - row0) * n_pieces; i += CONSUMERS * GROUP_THREADS) {
-        const int row = i / n_pieces, piece = i % n_pieces, n = (tile * n_pieces + piece) * 8;
-        const float *from = sums + row * SUM_STRIDE + piece * (is_gate_up ? 16 : 8);
-        float v[8];
-
+    if (out.epilogue == LINEAR_ADD && is_whole) /* all loads at once */
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            v[j] = from[j];
-            if (out.bias != NULL && n + j < out.n)
-                v[j] += out.bias[n + j];
-            if (is_gate_up) {
-                float up = from[8 + j];
+        for (int i = 0; i < N_OUTS; i++)
+            if (row + i * OUT_ROWS < n_rows)
+                before[i] = *(const uint4 *)((const bf16 *)out.y + (size_t)(row + i * OUT_ROWS) * (size_t)out.y_stride +
+                                             (size_t)n);
+                /* What is next moves to the front: so the code is there once, and yet no register is named by a variable. */
+#pragma unroll 1
+    for (int i = 0; i < N_OUTS; i++, row += OUT_ROWS) {
+        __syncwarp();
+#pragma unroll
+        for (int s = 0; s < OUT_ROWS / 8; s++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                own[(s * 8 + lane % 4 * 2 + c % 2) * OUT_STRIDE + lane / 4 + c / 2 * 8] = sum[s][c];
+#pragma unroll
+        for (int s = 0; s < WGMMA_SQUARES; s++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                sum[s][c] = s + OUT_ROWS / 8 < WGMMA_SQUARES ? sum[s + OUT_ROWS / 8][c] : 0;
+        __syncwarp();
+        if (row < n_rows) {
+            const float4 low = *(const float4 *)mine, high = *(const float4 *)(mine + (is_gate_up ? 8 : 4));
+            float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 
-                if (out.bias != NULL && n + j < out.n)
-                    up += out.bias[out.n + n + j];
-                v[j] = v[j] * sigmoid(v[j]) * up;
-            }
+            emit8(out, row, n, v, is_whole, before[0]);
         }
-        emit8(out, row0 + row, n, v);
+#pragma unroll
+        for (int j = 0; j + 1 < N_OUTS; j++)
+            before[j] = before[j + 1];
     }
 }
 
-__device__ static inline void multiply(const struct args &a, char *ring, uint64_t *full, uint64_t *empty, int n_rows) {
-    const int lane = (int)threadIdx.x % 32, block = (int)threadIdx.x / 32, tile = (int)blockIdx.y;
-    const int n_stages = a.stretches.n_stages;
-    int part = stretch_part_of(a.stretches, tile * n_stages);
-    int piece_end = stretch_begin(a.stretches, part + 1) - tile * n_stages;
-    ring_place<STAGES> place = {};
-    float d[WGMMA_SQUARES][4] = {}, sum[WGMMA_SQUARES][4] = {}; /* of a stage, of a piece */
-    volatile float total[WGMMA_SQUARES][4]; /* of the tile; needed where a tile is cut: registers are for the others */
-    bool is_cut = false;
+/* ---- the warpgroups that multiply ---------------------------------------------------------------------------------- */
 
-    for (int stage = 0; stage < n_stages; stage++, place.step()) {
-        const char *x = ring + place.stage * STAGE_BYTES, *w_src = x + X_BYTES + block * FRAG_BYTES + lane * 16;
-        const int n_steps = min(STAGE_STEPS, a.n_steps - stage * STAGE_STEPS);
-        uint4 w[STAGE_STEPS];
+/* What a stage is the end of. */
+enum end { END_NONE, END_PIECE, END_TILE };
 
-        barrier_wait(&full[place.stage], place.parity);
-#pragma unroll
-        for (int step = 0; step < STAGE_STEPS; step++)
-            w[step] = *(const uint4 *)(w_src + step * STEP_BYTES);
-        wgmma_begin();
-        if (n_steps == STAGE_STEPS) {
-#pragma unroll
-            for (int step = 0; step < STAGE_STEPS; step++)
-                wgmma(d, w[step], wgmma_x(x, step), step > 0);
-        } else {
-#pragma unroll
-            for (int step = 0; step < STAGE_STEPS - 1; step++)
-                if (step < n_steps)
-                    wgmma(d, w[step], wgmma_x(x, step), step > 0);
-        }
-        wgmma_end();
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&empty[place.stage]);
-#pragma unroll
-        for (int i = 0; i < WGMMA_SQUARES; i++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                sum[i][c] += d[i][c];
-        if (stage + 1 != piece_end || stage + 1 == n_stages)
-            continue;
-#pragma unroll
-        for (int i = 0; i < WGMMA_SQUARES; i++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                total[i][c] = is_cut ? total[i][c] + sum[i][c] : sum[i][c];
-                sum[i][c] = 0;
-            }
-        is_cut = true;
-        part++;
-        piece_end = stretch_begin(a.stretches, part + 1) - tile * n_stages;
-    }
-    if (is_cut)
-#pragma unroll
-        for (int i = 0; i < WGMMA_SQUARES; i++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                sum[i][c] = total[i][c] + sum[i][c];
-
-    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * GROUP_THREADS) : "memory"); /* the ring is read to its end */
-    float *sums = (float *)ring;
-
+/* The sum of a tile's pieces lies in local memory: registers are for what is needed in every stage. All loads at once. */
+__device__ static inline void total_load(const float total[WGMMA_SQUARES][4], float v[WGMMA_SQUARES][4]) {
 #pragma unroll
     for (int i = 0; i < WGMMA_SQUARES; i++)
+        asm volatile("ld.local.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[i][0]), "=f"(v[i][1]), "=f"(v[i][2]), "=f"(v[i][3])
+                     : "l"(__cvta_generic_to_local(total[i]))
+                     : "memory");
+}
+__device__ static inline void total_store(float total[WGMMA_SQUARES][4], const float v[WGMMA_SQUARES][4]) {
 #pragma unroll
-        for (int c = 0; c < 4; c++)
-            sums[(i * 8 + lane % 4 * 2 + c % 2) * SUM_STRIDE + block * 16 + lane / 4 + c / 2 * 8] = sum[i][c];
-    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * GROUP_THREADS) : "memory");
-    emit_tile(a.out, tile, (int)blockIdx.x * WGMMA_ROWS, n_rows, sums);
+    for (int i = 0; i < WGMMA_SQUARES; i++)
+        asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_local(total[i])), "f"(v[i][0]),
+                     "f"(v[i][1]), "f"(v[i][2]), "f"(v[i][3])
+                     : "memory");
+}
+
+/* Begins the chain of a stage for half of the rows of x. */
+__device__ static inline void begin_chain(float d[WGMMA_SQUARES][4], const uint4 w[STAGE_STEPS], const char *x) {
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < STAGE_STEPS; step++)
+        wgmma(d, w[step], wgmma_x(x, step), step > 0);
+    wgmma_end_group();
+}
+
+__device__ static inline void multiply(const struct args &a, const char *ring, float *outs, uint64_t *full,
+                                       uint64_t *empty, int n_rows) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, n_stages = a.stretches.n_stages;
+    float *own = outs + warp * OUT_FLOATS;
+    ring_place<STAGES> place = {};
+    float d[2][WGMMA_SQUARES][4] = {}, sum[2][WGMMA_SQUARES][4] = {}; /* of a stage, of a piece; of each half */
+    alignas(16) float total[2][WGMMA_SQUARES][4];
+    bool is_cut = false; /* there is a total of pieces before this one */
+
+    /* The chain of a stage has come. */
+    auto add = [&](int half, enum end end, int block, int row0) {
+#pragma unroll
+        for (int i = 0; i < WGMMA_SQUARES; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                sum[half][i][c] += d[half][i][c];
+        if (end == END_NONE)
+            return;
+        if (is_cut) {
+            float v[WGMMA_SQUARES][4];
+
+            total_load(total[half], v);
+#pragma unroll
+            for (int i = 0; i < WGMMA_SQUARES; i++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    sum[half][i][c] = v[i][c] + sum[half][i][c];
+        }
+        if (end == END_TILE) {
+            emit_half(a.out, block, row0 + half * WGMMA_ROWS, n_rows, own, sum[half]);
+            return;
+        }
+        total_store(total[half], sum[half]);
+#pragma unroll
+        for (int i = 0; i < WGMMA_SQUARES; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                sum[half][i][c] = 0;
+    };
+
+    for (struct work work(a, n_rows); work.is_left(); work.step()) {
+        const int tile = work.tile_of(a), first = tile * n_stages, block = work.tile() * TILE_BLOCKS + warp;
+        int part = stretch_part_of(a.stretches, first);
+        int piece_end = stretch_begin(a.stretches, part + 1) - first;
+
+        for (int stage = 0; stage < n_stages; stage++, place.step()) {
+            const char *x = ring + place.stage * STAGE_BYTES;
+            const char *w_src = x + 2 * X_HALF_BYTES + warp * FRAG_BYTES + lane * 16;
+            const int n_steps = a.n_steps - stage * STAGE_STEPS;
+            enum end end = END_NONE;
+            uint4 w[STAGE_STEPS];
+
+            barrier_wait(&full[place.stage], place.parity);
+#pragma unroll
+            for (int step = 0; step < STAGE_STEPS; step++) /* behind the end x is zeros, too: sums stay as they are */
+                w[step] = step < n_steps ? *(const uint4 *)(w_src + step * STEP_BYTES) : make_uint4(0, 0, 0, 0);
+            begin_chain(d[0], w, x);
+            begin_chain(d[1], w, x + X_HALF_BYTES);
+            if (stage + 1 == n_stages) {
+                end = END_TILE;
+            } else if (stage + 1 == piece_end) {
+                end = END_PIECE;
+                piece_end = stretch_begin(a.stretches, ++part + 1) - first;
+            }
+            wgmma_wait<1>(d[0]);
+            add(0, end, block, work.row0());
+            wgmma_wait<0>(d[1]);
+            __syncwarp();
+            if (lane < CTAS) /* the place is free, in both CTAs */
+                barrier_arrive_at(&empty[place.stage], lane);
+            add(1, end, block, work.row0());
+            is_cut = end == END_PIECE || (is_cut && end == END_NONE);
+        }
+    }
 }
 
 __device__ static inline void run(const struct args &a) {
     extern __shared__ char smem[];
     __shared__ uint64_t full[STAGES], empty[STAGES];
     char *ring = smem + (ALIGN - shared_address(smem) % ALIGN) % ALIGN;
-    const int n_rows = count_rows(a.count);
+    int n_rows;
 
-    if (n_rows <= STREAM_ROWS || (int)blockIdx.x * WGMMA_ROWS >= n_rows)
-        return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&full[i], 1);
-            barrier_init(&empty[i], CONSUMERS * GROUP_THREADS / 32);
+            barrier_init(&empty[i], CTAS * CONSUMER_WARPS);
         }
         barrier_publish();
     }
-    __syncthreads();
+    wait_for_previous();
+    n_rows = count_rows(a.count);
+    if (n_rows <= STREAM_ROWS)
+        return;
+    cluster_sync();
     if (threadIdx.x / GROUP_THREADS == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)BRINGER_REGISTERS));
         if (threadIdx.x == CONSUMERS * GROUP_THREADS)
-            bring(a, ring, full, empty);
+            bring(a, ring, full, empty, n_rows);
+        __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
-        multiply(a, ring, full, empty, n_rows);
+        multiply(a, ring, (float *)(ring + STAGES * STAGE_BYTES), full, empty, n_rows);
     }
+    cluster_sync(); /* what the other CTA sends and who of it arrives find this one here */
 }
 #else
 __device__ static inline void run(const struct args &) {
 }
 #endif
 
-__global__ static void __launch_bounds__(THREADS, 1) tile_sm90(const __grid_constant__ struct args a) {
+__global__ static void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)
+    tile_sm90(const __grid_constant__ struct args a) {
     run(a);
 }
 
@@ -255,23 +389,23 @@ static bool map_x(const struct gemm_job *job, int n_steps, CUtensorMap *ret_map)
 }
 
 void tile_launch_sm90(const struct launch *launch, const struct gemm_job *job) {
-    const int bytes = STAGES * STAGE_BYTES + ALIGN;
     struct args args = {};
 
     if (!map_x(job, job->products[0].weight->n_steps, &args.x)) {
         tile_launch(launch, job); /* the same bits, more slowly */
         return;
     }
-    cudaFuncSetAttribute(tile_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaFuncSetAttribute(tile_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
     for (int i = 0; i < job->n_products; i++) {
         const struct weight *weight = job->products[i].weight;
-        dim3 grid((unsigned)div_ceil((uint64_t)job->n_max, WGMMA_ROWS), (unsigned)weight->n_tiles);
+        const int n_items = (int)(div_ceil((uint64_t)weight->n_tiles, CTAS) * div_ceil((uint64_t)job->n_max, X_ROWS));
+        const int n_clusters = min_int(n_items, launch->n_multiprocessors / CTAS);
 
         args.w = weight->data;
         args.count = job->count;
         args.n_steps = weight->n_steps;
         args.stretches = weight->stretches;
         args.out = job->products[i].out;
-        tile_sm90<<<grid, THREADS, (size_t)bytes, launch->stream>>>(args);
+        launch_early(launch->stream, true, tile_sm90, dim3((unsigned)(n_clusters * CTAS)), THREADS, SHARED, args);
     }
 }
