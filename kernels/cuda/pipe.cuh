@@ -43,27 +43,15 @@ __device__ static inline void barrier_wait(uint64_t *barrier, unsigned parity) {
                  : "memory");
 }
 
-/* The same barrier of a CTA of this cluster; its waiters see what this thread has done before. */
+/* The same barrier of a CTA of this cluster. It says that shared memory has been read; stores to global memory it does not
+ * order: that would be a wait for all of them. */
 __device__ static inline void barrier_arrive_at(uint64_t *barrier, int cta) {
     asm volatile("{\n"
                  ".reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
                  "}" ::"r"(shared_address(barrier)),
                  "r"(cta)
-                 : "memory");
-}
-/* Until the phase of this parity has ended, by arrivals from the whole cluster. */
-__device__ static inline void barrier_wait_cluster(uint64_t *barrier, unsigned parity) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra there;\n"
-                 "bra again;\n"
-                 "there:\n"
-                 "}" ::"r"(shared_address(barrier)),
-                 "r"(parity)
                  : "memory");
 }
 /* All threads of the cluster. */

@@ -15,6 +15,7 @@ enum {
     THREADS = (CONSUMERS + 1) * GROUP_THREADS,
     CTAS = 2, /* of a cluster */
     STAGES = 5,
+    STAGES_AT_ONCE = 4, /* whose chains follow one another without a gap */
     X_ROWS = 2 * WGMMA_ROWS,
     X_ROW_BYTES = STAGE_STEPS * 32,
     X_HALF_BYTES = WGMMA_ROWS * X_ROW_BYTES,
@@ -96,7 +97,7 @@ __device__ static inline void bring(const struct args &a, char *ring, uint64_t *
             char *dst = ring + place.stage * STAGE_BYTES;
 
             if (is_again)
-                barrier_wait_cluster(&empty[place.stage], place.parity ^ 1);
+                barrier_wait(&empty[place.stage], place.parity ^ 1);
             barrier_announce_and_arrive(&full[place.stage], w_bytes + 2 * X_HALF_BYTES);
             copy_box(dst + half * X_HALF_BYTES, &a.x, stage * STAGE_STEPS * 16, row, &full[place.stage]);
             copy_piece(dst + 2 * X_HALF_BYTES, w + (size_t)stage * W_BYTES, w_bytes, &full[place.stage]);
@@ -144,18 +145,14 @@ __device__ static inline void emit8(const struct gemm_out &out, int row, int n, 
     } else if (is_gate_up) {
         *(uint2 *)((bf16 *)out.y + at) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
     } else if (out.epilogue == LINEAR_STORE_F32 || out.epilogue == LINEAR_ADD_F32) {
-        float4 *y = (float4 *)((float *)out.y + at), low = {}, high = {};
+        float4 *y = (float4 *)((float *)out.y + at);
+        float4 low = make_float4(v[0], v[1], v[2], v[3]), high = make_float4(v[4], v[5], v[6], v[7]);
 
         if (out.epilogue == LINEAR_ADD_F32) {
-            low = y[0];
-            high = y[1];
-        }
-        if (out.epilogue == LINEAR_ADD_F32) {
-            low = make_float4(low.x + v[0], low.y + v[1], low.z + v[2], low.w + v[3]);
-            high = make_float4(high.x + v[4], high.y + v[5], high.z + v[6], high.w + v[7]);
-        } else {
-            low = make_float4(v[0], v[1], v[2], v[3]);
-            high = make_float4(v[4], v[5], v[6], v[7]);
+            const float4 a = y[0], b = y[1];
+
+            low = make_float4(a.x + low.x, a.y + low.y, a.z + low.z, a.w + low.w);
+            high = make_float4(b.x + high.x, b.y + high.y, b.z + high.z, b.w + high.w);
         }
         y[0] = low;
         y[1] = high;
@@ -222,28 +219,49 @@ __device__ static inline void emit_half(const struct gemm_out &out, int block, i
 
 /* ---- the warpgroups that multiply ---------------------------------------------------------------------------------- */
 
-/* What a stage is the end of. */
-enum end { END_NONE, END_PIECE, END_TILE };
+typedef float squares[WGMMA_SQUARES][4];
 
-/* The sum of a tile's pieces lies in local memory: registers are for what is needed in every stage. All loads at once. */
-__device__ static inline void total_load(const float total[WGMMA_SQUARES][4], float v[WGMMA_SQUARES][4]) {
+/* The sum of a tile's pieces lies in local memory: registers are for what is needed in every stage. sum := total + sum, all
+ * loads at once. */
+__device__ static inline void total_add(const squares total, squares sum) {
+    squares v;
+
 #pragma unroll
     for (int i = 0; i < WGMMA_SQUARES; i++)
         asm volatile("ld.local.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(v[i][0]), "=f"(v[i][1]), "=f"(v[i][2]), "=f"(v[i][3])
                      : "l"(__cvta_generic_to_local(total[i]))
                      : "memory");
-}
-__device__ static inline void total_store(float total[WGMMA_SQUARES][4], const float v[WGMMA_SQUARES][4]) {
 #pragma unroll
     for (int i = 0; i < WGMMA_SQUARES; i++)
-        asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_local(total[i])), "f"(v[i][0]),
-                     "f"(v[i][1]), "f"(v[i][2]), "f"(v[i][3])
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            sum[i][c] = v[i][c] + sum[i][c];
+}
+/* Leaves zeros. */
+__device__ static inline void total_store(squares total, squares sum) {
+#pragma unroll
+    for (int i = 0; i < WGMMA_SQUARES; i++) {
+        asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_local(total[i])), "f"(sum[i][0]),
+                     "f"(sum[i][1]), "f"(sum[i][2]), "f"(sum[i][3])
                      : "memory");
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            sum[i][c] = 0;
+    }
+}
+
+/* Here and not later: d's registers are the next chain's. */
+__device__ static inline void add(squares sum, const squares d) {
+#pragma unroll
+    for (int i = 0; i < WGMMA_SQUARES; i++)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(sum[i][c]) : "f"(d[i][c]) : "memory");
 }
 
 /* Begins the chain of a stage for half of the rows of x. */
-__device__ static inline void begin_chain(float d[WGMMA_SQUARES][4], const uint4 w[STAGE_STEPS], const char *x) {
+__device__ static inline void begin_chain(squares d, const uint4 w[STAGE_STEPS], const char *x) {
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < STAGE_STEPS; step++)
@@ -251,78 +269,96 @@ __device__ static inline void begin_chain(float d[WGMMA_SQUARES][4], const uint4
     wgmma_end_group();
 }
 
+/* The ring as a warp that multiplies sees it. */
+struct feed {
+    const char *ring;
+    uint64_t *full, *empty;
+    ring_place<STAGES> place;
+
+    /* Waits for the next stage, of which n_steps are there: its x, and this warp's fragments. */
+    __device__ const char *take(int n_steps, uint4 w[STAGE_STEPS]) {
+        const char *x = ring + place.stage * STAGE_BYTES;
+        const char *from = x + 2 * X_HALF_BYTES + (int)threadIdx.x / 32 * FRAG_BYTES + (int)threadIdx.x % 32 * 16;
+
+        barrier_wait(&full[place.stage], place.parity);
+#pragma unroll
+        for (int step = 0; step < STAGE_STEPS; step++) /* behind the end x is zeros, too: sums stay as they are */
+            w[step] = step < n_steps ? *(const uint4 *)(from + step * STEP_BYTES) : make_uint4(0, 0, 0, 0);
+        return x;
+    }
+    /* The stage taken is read to its end: its place is free, in both CTAs. */
+    __device__ void leave(void) {
+        __syncwarp();
+        if (threadIdx.x % 32 < CTAS)
+            barrier_arrive_at(&empty[place.stage], (int)threadIdx.x % 32);
+        place.step();
+    }
+};
+
+/* N stages, of the first of which and those behind it n_steps are left. One half's chain of a stage runs while the other's
+ * is added. */
+template <int N> __device__ static inline void add_stages(struct feed &feed, int n_steps, squares sum[2]) {
+    squares d[2] = {};
+    uint4 w[2][STAGE_STEPS];
+
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const char *x;
+        struct feed next = feed; /* the place before is still read */
+
+        if (i > 0)
+            next.place.step();
+        x = next.take(n_steps - i * STAGE_STEPS, w[i % 2]);
+        begin_chain(d[0], w[i % 2], x);
+        if (i > 0) {
+            wgmma_wait<1>(d[1]);
+            feed.leave();
+            add(sum[1], d[1]);
+        }
+        begin_chain(d[1], w[i % 2], x + X_HALF_BYTES);
+        wgmma_wait<1>(d[0]);
+        add(sum[0], d[0]);
+    }
+    wgmma_wait<0>(d[1]);
+    feed.leave();
+    add(sum[1], d[1]);
+}
+
 __device__ static inline void multiply(const struct args &a, const char *ring, float *outs, uint64_t *full,
                                        uint64_t *empty, int n_rows) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, n_stages = a.stretches.n_stages;
-    float *own = outs + warp * OUT_FLOATS;
-    ring_place<STAGES> place = {};
-    float d[2][WGMMA_SQUARES][4] = {}, sum[2][WGMMA_SQUARES][4] = {}; /* of a stage, of a piece; of each half */
-    alignas(16) float total[2][WGMMA_SQUARES][4];
-    bool is_cut = false; /* there is a total of pieces before this one */
-
-    /* The chain of a stage has come. */
-    auto add = [&](int half, enum end end, int block, int row0) {
-#pragma unroll
-        for (int i = 0; i < WGMMA_SQUARES; i++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                sum[half][i][c] += d[half][i][c];
-        if (end == END_NONE)
-            return;
-        if (is_cut) {
-            float v[WGMMA_SQUARES][4];
-
-            total_load(total[half], v);
-#pragma unroll
-            for (int i = 0; i < WGMMA_SQUARES; i++)
-#pragma unroll
-                for (int c = 0; c < 4; c++)
-                    sum[half][i][c] = v[i][c] + sum[half][i][c];
-        }
-        if (end == END_TILE) {
-            emit_half(a.out, block, row0 + half * WGMMA_ROWS, n_rows, own, sum[half]);
-            return;
-        }
-        total_store(total[half], sum[half]);
-#pragma unroll
-        for (int i = 0; i < WGMMA_SQUARES; i++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                sum[half][i][c] = 0;
-    };
+    const int warp = (int)threadIdx.x / 32, n_stages = a.stretches.n_stages;
+    struct feed feed = {ring, full, empty, {}};
+    squares sum[2] = {}; /* of a piece; of each half of the rows of x */
+    alignas(16) squares total[2];
 
     for (struct work work(a, n_rows); work.is_left(); work.step()) {
-        const int tile = work.tile_of(a), first = tile * n_stages, block = work.tile() * TILE_BLOCKS + warp;
-        int part = stretch_part_of(a.stretches, first);
-        int piece_end = stretch_begin(a.stretches, part + 1) - first;
+        const int first = work.tile_of(a) * n_stages, row0 = work.row0();
+        int stage = 0;
 
-        for (int stage = 0; stage < n_stages; stage++, place.step()) {
-            const char *x = ring + place.stage * STAGE_BYTES;
-            const char *w_src = x + 2 * X_HALF_BYTES + warp * FRAG_BYTES + lane * 16;
-            const int n_steps = a.n_steps - stage * STAGE_STEPS;
-            enum end end = END_NONE;
-            uint4 w[STAGE_STEPS];
+        for (int part = stretch_part_of(a.stretches, first); stage < n_stages; part++) {
+            const int begin = stage, end = min(stretch_begin(a.stretches, part + 1) - first, n_stages);
 
-            barrier_wait(&full[place.stage], place.parity);
-#pragma unroll
-            for (int step = 0; step < STAGE_STEPS; step++) /* behind the end x is zeros, too: sums stay as they are */
-                w[step] = step < n_steps ? *(const uint4 *)(w_src + step * STEP_BYTES) : make_uint4(0, 0, 0, 0);
-            begin_chain(d[0], w, x);
-            begin_chain(d[1], w, x + X_HALF_BYTES);
-            if (stage + 1 == n_stages) {
-                end = END_TILE;
-            } else if (stage + 1 == piece_end) {
-                end = END_PIECE;
-                piece_end = stretch_begin(a.stretches, ++part + 1) - first;
+            while (stage < end) {
+                const int n_steps = a.n_steps - stage * STAGE_STEPS;
+
+                if (end - stage >= STAGES_AT_ONCE) {
+                    add_stages<STAGES_AT_ONCE>(feed, n_steps, sum);
+                    stage += STAGES_AT_ONCE;
+                } else {
+                    add_stages<1>(feed, n_steps, sum);
+                    stage++;
+                }
             }
-            wgmma_wait<1>(d[0]);
-            add(0, end, block, work.row0());
-            wgmma_wait<0>(d[1]);
-            __syncwarp();
-            if (lane < CTAS) /* the place is free, in both CTAs */
-                barrier_arrive_at(&empty[place.stage], lane);
-            add(1, end, block, work.row0());
-            is_cut = end == END_PIECE || (is_cut && end == END_NONE);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                if (begin > 0)
+                    total_add(total[half], sum[half]);
+                if (end == n_stages)
+                    emit_half(a.out, work.tile() * TILE_BLOCKS + warp, row0 + half * WGMMA_ROWS, n_rows,
+                              outs + warp * OUT_FLOATS, sum[half]);
+                else
+                    total_store(total[half], sum[half]);
+            }
         }
     }
 }
