@@ -90,6 +90,61 @@ static void a_row_has_the_same_bits_in_every_batch(void **state) {
     }
 }
 
+/* Tiles give what the kernel for few rows gives, bit for bit: every row, every epilogue; several tiles for each CTA, cut ones,
+ * an odd number of them, and rows of y that are not aligned. */
+static void rows_of_tiles_have_the_bits_of_few(void **state) {
+    enum { M = 700, FEW = 64, WAYS = 2 };
+    static const enum linear_epilogue epilogues[] = {LINEAR_STORE, LINEAR_STORE_F32, LINEAR_ADD, LINEAR_ADD_F32,
+                                                     LINEAR_SWIGLU};
+
+    (void)state;
+    for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
+        for (size_t e = 0; e < ARRAY_LEN(epilogues); e++) {
+            const enum linear_epilogue epilogue = epilogues[e];
+            const int n = shapes[s].n, k = shapes[s].k, n_parts = epilogue == LINEAR_SWIGLU ? 2 : 1;
+            const bool is_act = epilogue != LINEAR_STORE_F32 && epilogue != LINEAR_ADD_F32;
+            struct weight **weight =
+                rig_pack(&rig, n_parts == 2 ? WEIGHT_GATE_UP : WEIGHT_ROWS, n_parts * n, k, 1, 1.0f / sqrtf((float)k));
+            struct buf *x = rig_floats(&rig, (size_t)M * (size_t)k, 2, true);
+            struct buf *bias = rig_floats(&rig, (size_t)(n_parts * n), 1, false), *y[WAYS];
+            float *values = rig_randoms(&rig, (size_t)M * (size_t)n, 1), *got[WAYS];
+
+            for (int i = 0; i < WAYS; i++) {
+                const int step = i == 0 ? M : FEW;
+
+                y[i] = rig_new(&rig, (size_t)M * (size_t)n, 4, is_act ? 2 : 4);
+                rig_set(&rig, y[i], values);
+                for (int row = 0; row < M; row += step) {
+                    const int n_bufs = rig.n_bufs, n_rows = M - row < step ? M - row : step;
+                    struct rig_batch batch = rig_rows(&rig, n_rows, n_rows);
+
+                    RIG_RUN(&rig, GPU, linear,
+                            (&(struct linear_args){
+                                .batch = &batch.side[GPU],
+                                .x = (char *)x->mem[GPU] + (size_t)row * (size_t)k * 2,
+                                .x_stride = k,
+                                .n_outs = 1,
+                                .out = {{.weight = weight[GPU],
+                                         .bias = (s + e) % 2 == 0 ? bias->mem[GPU] : NULL,
+                                         .epilogue = epilogue,
+                                         .y = (char *)y[i]->mem[GPU] + (size_t)row * (size_t)n * (is_act ? 2 : 4),
+                                         .y_stride = n}}}));
+                    rig_forget(&rig, n_bufs);
+                }
+                got[i] = rig_get(&rig, y[i], GPU);
+            }
+            for (int row = 0; row < M; row++)
+                if (memcmp(got[0] + (size_t)row * (size_t)n, got[1] + (size_t)row * (size_t)n, (size_t)n * 4) != 0) {
+                    printf("N %d K %d, epilogue %d: row %d differs\n", n, k, epilogue, row);
+                    fail();
+                }
+            for (int i = 0; i < WAYS; i++)
+                free(got[i]);
+            free(values);
+            rig_clear(&rig);
+        }
+}
+
 static void epilogues_agree(void **state) {
     enum { N = 512, K = 256, M = 20 };
 
@@ -181,6 +236,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(linear_agrees_for_every_shape_and_number_of_rows, teardown),
         cmocka_unit_test_teardown(a_row_has_the_same_bits_in_every_batch, teardown),
+        cmocka_unit_test_teardown(rows_of_tiles_have_the_bits_of_few, teardown),
         cmocka_unit_test_teardown(epilogues_agree, teardown),
         cmocka_unit_test_teardown(embed_and_store_rows_copy, teardown),
         cmocka_unit_test_teardown(moe_agrees, teardown),
