@@ -18,6 +18,7 @@ def pytest_addoption(parser):
     parser.addoption("--backend", default="cpu", help="model.backend of the daemons")
     parser.addoption("--soak", type=int, help="seconds of test_soak.py")
     parser.addoption("--spillway-bench", help="the benchmarks")
+    parser.addoption("--spillwayd-calls", help="the daemon with tests/fake/cuda_calls.c")
     parser.addoption("--coarse-disk", help="tests/fake/coarse_disk.c")
     parser.addoption("--long", action="store_true", help="also what takes minutes")
 
@@ -34,13 +35,13 @@ def backend(request):
 
 def daemons(request, folder_of_all):
     started = []
-    program = os.path.abspath(request.config.getoption("--spillwayd"))
+    usual = request.config.getoption("--spillwayd")
     backend = request.config.getoption("--backend")
 
-    def start(ready=True, args=(), env=None, **settings):
+    def start(ready=True, args=(), env=None, program=usual, **settings):
         folder = folder_of_all / str(len(started))
         folder.mkdir()
-        one = Daemon(program, folder, {"model.backend": backend, **settings}, args, {**os.environ, **(env or {})})
+        one = Daemon(os.path.abspath(program), folder, {"model.backend": backend, **settings}, args, {**os.environ, **(env or {})})
         started.append(one)
         if ready:
             one.wait_ready()
