@@ -581,8 +581,8 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
     __shared__ struct work work; /* registers are short */
     struct work found;
 
-    may_launch_next();
     wait_for_previous();
+    may_launch_next();
     for (int item = (int)blockIdx.x; find_work(op, item, &found); item += (int)gridDim.x) {
         __syncthreads();
         if (threadIdx.x == 0)
@@ -598,8 +598,8 @@ template <int D> __global__ static void __launch_bounds__(D / 2) combine(struct 
     const struct attn_args *a = &op.args;
     const int head = (int)blockIdx.y, lane = (int)threadIdx.x % 32, d = (int)threadIdx.x * 2;
 
-    may_launch_next();
     wait_for_previous();
+    may_launch_next();
     for (int row = (int)blockIdx.x, n_all = batch_rows(op.batch); row < n_all; row += (int)gridDim.x) {
         const int seg = op.batch.row_seg[row], j = row - op.batch.seg_row[seg];
         const float v_scale = op.kv.v_scale[a->layer];
@@ -673,8 +673,8 @@ template <int D> static void launch_kernels(const struct launch *launch, const s
     const dim3 rows((unsigned)min_int(op->batch.n_rows_max, COMBINED_AT_ONCE), (unsigned)op->args.n_heads);
 
     cudaFuncSetAttribute(attn<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    launch_early(launch->stream, true, attn<D>, dim3((unsigned)n_ctas), THREADS, bytes, *op);
-    launch_early(launch->stream, true, combine<D>, rows, D / 2, 0, *op);
+    launch_early(launch->stream, attn<D>, dim3((unsigned)n_ctas), THREADS, bytes, *op);
+    launch_early(launch->stream, combine<D>, rows, D / 2, 0, *op);
 }
 
 static void launch_attn(const struct launch *launch, const void *args) {

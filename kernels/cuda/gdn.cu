@@ -449,10 +449,11 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
     const int at = (int)blockIdx.x / shape.hv, head = (int)blockIdx.x % shape.hv;
     const int v0 = (int)threadIdx.x / 32 * 16, solver = (int)threadIdx.x - S_WARPS * 32; /* the warp's first row of S */
     const bool has_state = solver < 0 && v0 < shape.dv;
-    may_launch_next();
+
     for (int i = (int)threadIdx.x; i < 2 * DK + shape.dv; i += THREADS) /* no kernel writes these */
         *(float4 *)sh->conv[i] = *(const float4 *)&op.args.conv[(size_t)channel_of(shape, head, i) * (size_t)TAPS];
     wait_for_previous();
+    may_launch_next();
 #pragma unroll 1
     for (int k = 0;; k++) {
         const int n_segs = *op.batch.n_segs;           /* all loads at once */
@@ -499,7 +500,7 @@ static void launch_gdn(const struct launch *launch, const void *args) {
     }
     static_assert(sizeof(struct head_shared) <= SHARED_BYTES, "a chunk fits");
     cudaFuncSetAttribute(verify, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct head_shared));
-    launch_early(launch->stream, true, verify, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
+    launch_early(launch->stream, verify, dim3((unsigned)(op->batch.n_segs_max * op->shape.hv)), THREADS,
                  (int)sizeof(struct head_shared), *op);
 }
 
@@ -581,6 +582,8 @@ __device__ static void commit_head(const struct commit_op &op, struct head_share
 __global__ static void __launch_bounds__(THREADS, 1) commit(struct commit_op op) {
     extern __shared__ __align__(1024) char smem[];
 
+    wait_for_previous();
+    may_launch_next();
     for (int seg = 0; seg < *op.batch.n_segs; seg++) {
         const int n = op.args.seg_commit[seg], grid = op.batch.seg_pos[seg] / CHUNK * CHUNK;
         const bool has_snapshot = op.args.seg_snapshot[seg] > 0;
@@ -598,7 +601,7 @@ static void launch_commit(const struct launch *launch, const void *args) {
     const int n_heads = op->state.n_layers * op->shape.hv;
 
     cudaFuncSetAttribute(commit, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct head_shared));
-    launch_early(launch->stream, false, commit, dim3((unsigned)min_int(n_heads, launch->n_multiprocessors)), THREADS,
+    launch_early(launch->stream, commit, dim3((unsigned)min_int(n_heads, launch->n_multiprocessors)), THREADS,
                  (int)sizeof(struct head_shared), *op);
 }
 

@@ -73,12 +73,12 @@ __global__ static void __launch_bounds__(CONV_THREADS) conv(struct chunk_op op) 
     struct chunk chunk;
     struct gdn_seg seg;
 
-    may_launch_next();
     if (ch < shape.conv_dim)
 #pragma unroll
         for (int j = 0; j < TAPS; j++) /* no kernel writes these */
             w[j] = make_float2(taps[ch * TAPS + j], taps[(ch + 1) * TAPS + j]);
     wait_for_previous();
+    may_launch_next();
     chunk = chunk_at(op, slot);
     if (chunk.n == 0 || ch >= shape.conv_dim)
         return;
@@ -120,8 +120,8 @@ __global__ static void __launch_bounds__(SOLVE_WARPS * 32, 2) solve(struct chunk
     const bf16 *rows = op.rows + (size_t)slot * CHUNK * (size_t)shape.conv_dim + key_channel;
     struct chunk chunk;
 
-    may_launch_next();
     wait_for_previous();
+    may_launch_next();
     chunk = chunk_at(op, slot);
     if (chunk.n == 0)
         return;
@@ -429,8 +429,8 @@ __global__ static void __launch_bounds__(SCAN_WARPS * 32, 1) scan(struct chunk_o
     int row0;
 
     static_assert(SCAN_WARPS * 32 >= CHUNK, "a thread for each row's gates");
-    may_launch_next();
     wait_for_previous();
+    may_launch_next();
     if (at >= *batch.n_segs)
         return;
     for (int i = 0; i < at; i++)
@@ -486,8 +486,8 @@ __global__ static void __launch_bounds__(FINISH_WARPS * 32) finish(struct gdn_op
     const struct gdn_shape &shape = op.shape;
     const int row = (int)blockIdx.x, lane = (int)threadIdx.x % 32;
 
-    may_launch_next();
     wait_for_previous();
+    may_launch_next();
     if (row >= batch_rows(op.batch))
         return;
     for (int head = (int)threadIdx.x / 32; head < shape.hv; head += FINISH_WARPS) {
@@ -532,14 +532,14 @@ void gdn_advance_launch(const struct launch *launch, const struct gdn_op *gdn) {
     cudaFuncSetAttribute(solve, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct solve_shared));
     cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, 2 * (int)sizeof(struct stage));
     for (; op.first < n_chunks_max(&gdn->batch); op.first += n_slots) {
-        launch_early(launch->stream, true, conv,
+        launch_early(launch->stream, conv,
                      dim3((unsigned)div_ceil((uint64_t)shape->conv_dim, 2 * CONV_THREADS),
                           (unsigned)(n_slots * (CHUNK / CONV_ROWS))),
                      CONV_THREADS, 0, op);
-        launch_early(launch->stream, true, solve, dim3((unsigned)(n_slots * shape->hv)), SOLVE_WARPS * 32,
+        launch_early(launch->stream, solve, dim3((unsigned)(n_slots * shape->hv)), SOLVE_WARPS * 32,
                      (int)sizeof(struct solve_shared), op);
-        launch_early(launch->stream, true, scan, dim3((unsigned)(gdn->batch.n_segs_max * shape->hv * n_slices)),
+        launch_early(launch->stream, scan, dim3((unsigned)(gdn->batch.n_segs_max * shape->hv * n_slices)),
                      SCAN_WARPS * 32, 2 * (int)sizeof(struct stage), op);
     }
-    launch_early(launch->stream, true, finish, dim3((unsigned)gdn->batch.n_rows_max), FINISH_WARPS * 32, 0, *gdn);
+    launch_early(launch->stream, finish, dim3((unsigned)gdn->batch.n_rows_max), FINISH_WARPS * 32, 0, *gdn);
 }

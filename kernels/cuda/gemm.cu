@@ -17,10 +17,10 @@ __global__ static void __launch_bounds__(THREADS) make_rows(struct gemm_rows a, 
     int src = row, n_rows;
     bf16 *dst = rows + (size_t)row * (size_t)width;
 
-    may_launch_next();
     if (a.norm != NULL) /* no kernel writes these: they may come early */
         row_factors(a, factor);
     wait_for_previous();
+    may_launch_next();
     n_rows = count_rows(a.count);
     if (gridDim.x > FEW_ROWS_MAX && row >= n_rows)
         return;
@@ -70,7 +70,7 @@ struct gemm_x gemm_rows_make(const struct launch *launch, const struct gemm_rows
     if (!rows->is_f32 && rows->norm == NULL && rows->index == NULL && rows->n_cols % 16 == 0 && rows->stride % 8 == 0 &&
         (uintptr_t)rows->x % 16 == 0)
         return (struct gemm_x){(const bf16 *)rows->x, rows->stride};
-    launch_early(launch->stream, true, make_rows, dim3((unsigned)rows->n_max), THREADS, 0, *rows, (bf16 *)scratch);
+    launch_early(launch->stream, make_rows, dim3((unsigned)rows->n_max), THREADS, 0, *rows, (bf16 *)scratch);
     return (struct gemm_x){(const bf16 *)scratch, (size_t)rows->n_steps * 16};
 }
 

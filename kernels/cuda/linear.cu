@@ -81,6 +81,8 @@ struct embed_op {
 __global__ static void embed(struct embed_op op) {
     int row = (int)blockIdx.x, id;
 
+    wait_for_previous();
+    may_launch_next();
     if (row >= batch_rows(op.batch))
         return;
     id = op.batch.row_token[row];
@@ -94,7 +96,7 @@ __global__ static void embed(struct embed_op op) {
 static void launch_embed(const struct launch *launch, const void *op_args) {
     const struct embed_op *op = (const struct embed_op *)op_args;
 
-    embed<<<(unsigned)op->batch.n_rows_max, 256, 0, launch->stream>>>(*op);
+    launch_early(launch->stream, embed, dim3((unsigned)op->batch.n_rows_max), 256, 0, *op);
 }
 
 int cuda_embed(struct program *program, const struct embed_args *args) {
@@ -121,6 +123,8 @@ struct store_rows_op {
 __global__ static void store_rows(struct store_rows_op op) {
     size_t at = (size_t)blockIdx.x * (size_t)op.args.width;
 
+    wait_for_previous();
+    may_launch_next();
     if ((int)blockIdx.x >= batch_rows(op.batch))
         return;
     for (int i = (int)threadIdx.x; i < op.args.width; i += (int)blockDim.x)
@@ -130,7 +134,7 @@ __global__ static void store_rows(struct store_rows_op op) {
 static void launch_store_rows(const struct launch *launch, const void *op_args) {
     const struct store_rows_op *op = (const struct store_rows_op *)op_args;
 
-    store_rows<<<(unsigned)op->batch.n_rows_max, 256, 0, launch->stream>>>(*op);
+    launch_early(launch->stream, store_rows, dim3((unsigned)op->batch.n_rows_max), 256, 0, *op);
 }
 
 int cuda_store_rows(struct program *program, const struct store_rows_args *args) {

@@ -48,6 +48,8 @@ __global__ static void draft_rows(struct rows_op op) {
     const struct rows_args *args = &op.args;
     struct filling f = {};
 
+    wait_for_previous();
+    may_launch_next();
     op.draft.seg_row[0] = 0;
     for (int i = 0; i < *args->n_seqs; i++) {
         int slot = args->seq_slot[i];
@@ -66,9 +68,12 @@ __global__ static void draft_rows(struct rows_op op) {
 __global__ static void verify_rows(struct rows_op op) {
     const struct rows_args *args = &op.args;
     const int32_t *drafts = args->draft_ids;
-    int draft_seg = 0, n_draft_segs = op.has_draft ? *op.draft.n_segs : 0;
+    int draft_seg = 0, n_draft_segs;
     struct filling f = {};
 
+    wait_for_previous();
+    may_launch_next();
+    n_draft_segs = op.has_draft ? *op.draft.n_segs : 0;
     op.verify.seg_row[0] = 0;
     for (int i = 0; i < *args->n_seqs; i++) {
         int slot = args->seq_slot[i], n_rows = 1;
@@ -93,10 +98,10 @@ __global__ static void verify_rows(struct rows_op op) {
 }
 
 static void launch_draft_rows(const struct launch *launch, const void *args) {
-    draft_rows<<<1, 1, 0, launch->stream>>>(*(const struct rows_op *)args);
+    launch_early(launch->stream, draft_rows, dim3(1), 1, 0, *(const struct rows_op *)args);
 }
 static void launch_verify_rows(const struct launch *launch, const void *args) {
-    verify_rows<<<1, 1, 0, launch->stream>>>(*(const struct rows_op *)args);
+    launch_early(launch->stream, verify_rows, dim3(1), 1, 0, *(const struct rows_op *)args);
 }
 
 static int add_rows_op(struct program *program, cuda_launch_fn *fn, const struct rows_args *args,
@@ -236,9 +241,17 @@ __device__ static void prepare_seg(const struct prepare_op &op, int seg, const i
 
 __global__ static void prepare(struct prepare_op op) {
     const struct batch &batch = op.batch;
-    uint64_t step = *(volatile uint64_t *)op.ring.n_steps, place = step % (uint64_t)op.ring.n_steps_max;
-    struct step_out *outs = op.ring.out + place * (uint64_t)op.ring.n_segs_max;
-    int n_segs = *batch.n_segs, n_outs = *batch.n_outs;
+    struct step_out *outs;
+    uint64_t step, place;
+    int n_segs, n_outs;
+
+    wait_for_previous();
+    may_launch_next();
+    step = *(volatile uint64_t *)op.ring.n_steps;
+    place = step % (uint64_t)op.ring.n_steps_max;
+    outs = op.ring.out + place * (uint64_t)op.ring.n_segs_max;
+    n_segs = *batch.n_segs;
+    n_outs = *batch.n_outs;
 
     for (int seg = (int)threadIdx.x; seg < n_segs; seg += (int)blockDim.x) {
         int flags = batch.seg_flags[seg];
@@ -260,7 +273,7 @@ __global__ static void prepare(struct prepare_op op) {
 }
 
 static void launch_prepare(const struct launch *launch, const void *args) {
-    prepare<<<1, 64, 0, launch->stream>>>(*(const struct prepare_op *)args);
+    launch_early(launch->stream, prepare, dim3(1), 64, 0, *(const struct prepare_op *)args);
 }
 
 int cuda_prepare(struct program *program, const struct prepare_args *args) {

@@ -50,8 +50,8 @@ __global__ static void qk(struct qk_op op) {
     size_t qkv = (size_t)row * (size_t)a->qkv_stride;
     int pos;
 
-    may_launch_next();
     wait_for_previous();
+    may_launch_next();
     if (row >= batch_rows(op.batch) || head >= a->n_heads + 2 * a->n_kv_heads)
         return;
     pos = row_pos(op.batch, row);
@@ -85,7 +85,7 @@ static void launch_qk(const struct launch *launch, const void *args) {
     dim3 grid((unsigned)op->batch.n_rows_max,
               (unsigned)div_ceil((uint64_t)(op->args.n_heads + 2 * op->args.n_kv_heads), WARPS));
 
-    launch_early(launch->stream, true, qk, grid, WARPS * 32, 0, *op);
+    launch_early(launch->stream, qk, grid, WARPS * 32, 0, *op);
 }
 
 int cuda_qk(struct program *program, const struct qk_args *args) {
@@ -126,6 +126,8 @@ __global__ static void draft_kv(struct draft_kv_op op) {
         (((size_t)row * (size_t)a->n_layers + (size_t)op.at) * 2 * (size_t)a->n_kv_heads + (size_t)head) * (size_t)d;
     int pos;
 
+    wait_for_previous();
+    may_launch_next();
     if (row >= batch_rows(op.batch) || head >= 2 * a->n_kv_heads || !row_stands(op, row))
         return;
     pos = row_pos(op.batch, row);
@@ -142,7 +144,7 @@ static void launch_draft_kv(const struct launch *launch, const void *args) {
     const struct draft_kv_op *op = (const struct draft_kv_op *)args;
     dim3 grid((unsigned)op->batch.n_rows_max, (unsigned)div_ceil(2 * (uint64_t)op->args.n_kv_heads, WARPS));
 
-    draft_kv<<<grid, WARPS * 32, 0, launch->stream>>>(*op);
+    launch_early(launch->stream, draft_kv, grid, WARPS * 32, 0, *op);
 }
 
 int cuda_draft_kv(struct program *program, const struct draft_kv_args *args) {

@@ -120,6 +120,8 @@ __global__ static void __launch_bounds__(SCAN_WARPS * 32) scan(struct sample_row
     int out = (int)blockIdx.y, lane = (int)threadIdx.x % 32;
     struct view v;
 
+    wait_for_previous();
+    may_launch_next();
     if (out >= *a.batch.n_outs)
         return;
     v = view_of(a, out);
@@ -378,6 +380,8 @@ __global__ static void __launch_bounds__(THREADS) choose(struct sample_rows a) {
     int32_t chosen = -1;
     struct view v;
 
+    wait_for_previous();
+    may_launch_next();
     if (out >= *a.batch.n_outs)
         return;
     v = view_of(a, out);
@@ -412,6 +416,6 @@ __global__ static void __launch_bounds__(THREADS) choose(struct sample_rows a) {
 void sample_launch(const struct launch *launch, const struct sample_rows *rows) {
     unsigned n_outs = (unsigned)rows->batch.n_outs_max;
 
-    scan<<<dim3(SCAN_CTAS, n_outs), SCAN_WARPS * 32, 0, launch->stream>>>(*rows);
-    choose<<<n_outs, THREADS, 0, launch->stream>>>(*rows);
+    launch_early(launch->stream, scan, dim3(SCAN_CTAS, n_outs), SCAN_WARPS * 32, 0, *rows);
+    launch_early(launch->stream, choose, dim3(n_outs), THREADS, 0, *rows);
 }

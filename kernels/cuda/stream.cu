@@ -283,10 +283,12 @@ __device__ static inline void multiply(const struct args &a, const char *ring, u
 
         row_factors(a.rows, factor); /* no kernel writes these: they may come early */
         wait_for_previous();
+        may_launch_next();
         n_rows = count_rows(a.count);
         row_norm(a.rows, factor, (bf16 *)row, squares_of_warps, [] { consumers_sync(); });
     } else {
         wait_for_previous();
+        may_launch_next();
         n_rows = a.n_groups != NULL ? 16 : count_rows(a.count);
     }
     if (n_rows == 0 || n_rows > a.rows_max)
@@ -353,7 +355,6 @@ __global__ static void __launch_bounds__(THREADS, 1) stream(const __grid_constan
     char *row = ring + n_stages(KIND) * stage_bytes(KIND);
     uint64_t *full = (uint64_t *)(row + (KIND == ROW_NORMED ? ROW_BYTES : 0)), *empty = full + n_stages(KIND);
 
-    may_launch_next();
     if (threadIdx.x == 0) {
         for (int i = 0; i < n_stages(KIND); i++) {
             barrier_init(&full[i], KIND == ROW_NORMED ? 1 : 1 + 32); /* who announces w, and all who copy x */
@@ -374,8 +375,8 @@ template <enum rows_kind KIND>
 static void launch_kind(const struct launch *launch, const struct args *args, int n_items) {
     static_assert(shared_bytes(KIND) <= SHARED_MAX && 2 * shared_bytes(KIND) > SHARED_BYTES, "one CTA fits");
     cudaFuncSetAttribute(stream<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(KIND));
-    launch_early(launch->stream, true, stream<KIND>, dim3((unsigned)min_int(n_items, launch->n_multiprocessors)),
-                 THREADS, shared_bytes(KIND), *args);
+    launch_early(launch->stream, stream<KIND>, dim3((unsigned)min_int(n_items, launch->n_multiprocessors)), THREADS,
+                 shared_bytes(KIND), *args);
 }
 
 void stream_launch(const struct launch *launch, const struct gemm_job *job) {

@@ -109,18 +109,19 @@ __device__ static inline void split_bf16(uint32_t *high, uint32_t *low, float a,
 }
 
 /* ---- overlap of two kernels in a row: the first says when the second may begin, and the second, if it was launched so,
- * waits for the first's results before it touches them */
+ * waits for the first's results before it touches them. The first says so after it has waited itself, and each CTA waits: so
+ * when the second begins, everything before the first is there, and may be read before the wait. */
 __device__ static inline void may_launch_next(void) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 __device__ static inline void wait_for_previous(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-/* Launches a kernel so, if is_early; it must then begin with wait_for_previous(), but for what no kernel of a program
- * writes. */
+/* Launches a kernel so; before wait_for_previous() it touches nothing that the kernel before it may write, and it writes
+ * nothing. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline void launch_early(cudaStream_t stream, bool is_early, void (*kernel)(PARAMETERS...), dim3 grid,
-                                int n_threads, int shared_bytes, const ARGUMENTS &...arguments) {
+static inline void launch_early(cudaStream_t stream, void (*kernel)(PARAMETERS...), dim3 grid, int n_threads,
+                                int shared_bytes, const ARGUMENTS &...arguments) {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
 
@@ -133,6 +134,6 @@ static inline void launch_early(cudaStream_t stream, bool is_early, void (*kerne
     config.dynamicSmemBytes = (size_t)shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = is_early ? 1 : 0;
+    config.numAttrs = 1;
     cudaLaunchKernelEx(&config, kernel, arguments...);
 }
