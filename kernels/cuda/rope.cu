@@ -100,12 +100,17 @@ int cuda_qk(struct program *program, const struct qk_args *args) {
 
 /* ---- draft_kv ------------------------------------------------------------------------------------------------------ */
 
-struct draft_kv_op { /* of one layer */
+enum { DRAFT_KV_LAYERS = 16 }; /* of one kernel */
+
+struct draft_kv_op {
     struct draft_kv_args args;
     struct batch batch;
-    struct kv_view kv;
-    const float *k_norm;
-    int at, layer; /* among the stacked layers; within the group */
+    int first, n; /* of the stacked layers */
+    struct draft_kv_of_layer {
+        struct kv_view kv;
+        const float *k_norm;
+        int layer; /* within the group */
+    } layers[DRAFT_KV_LAYERS];
 };
 
 /* Rejected rows never reach the cache: what lies in a draft group is committed context and nothing else. */
@@ -115,15 +120,18 @@ __device__ static bool row_stands(const struct draft_kv_op &op, int row) {
     return op.batch.seg_flags[seg] & SEG_PREFILL || row - op.batch.seg_row[seg] < op.args.seg_commit[seg];
 }
 
-__global__ static void draft_kv(struct draft_kv_op op) {
+__global__ static void draft_kv(const __grid_constant__ struct draft_kv_op op) {
     __shared__ float shared[WARPS][HEAD_DIM_MAX];
     const struct draft_kv_args *a = &op.args;
+    const struct draft_kv_op::draft_kv_of_layer &layer = op.layers[blockIdx.z];
     const int d = a->head_dim, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x;
     int head = (int)blockIdx.y * WARPS + (int)threadIdx.x / 32; /* k heads, then v heads */
     float *x = shared[threadIdx.x / 32];
     bool is_k = head < a->n_kv_heads;
     size_t from =
-        (((size_t)row * (size_t)a->n_layers + (size_t)op.at) * 2 * (size_t)a->n_kv_heads + (size_t)head) * (size_t)d;
+        (((size_t)row * (size_t)a->n_layers + (size_t)(op.first + (int)blockIdx.z)) * 2 * (size_t)a->n_kv_heads +
+         (size_t)head) *
+        (size_t)d;
     int pos;
 
     wait_for_previous();
@@ -135,20 +143,21 @@ __global__ static void draft_kv(struct draft_kv_op op) {
         x[i] = a->kv_rows[from + (size_t)i];
     __syncwarp();
     if (is_k)
-        norm_and_rotate(x, op.k_norm, d, a->eps, a->rope, pos);
-    kv_write(op.kv, op.batch.seg_slot[op.batch.row_seg[row]], op.layer, is_k ? KV_K : KV_V,
+        norm_and_rotate(x, layer.k_norm, d, a->eps, a->rope, pos);
+    kv_write(layer.kv, op.batch.seg_slot[op.batch.row_seg[row]], layer.layer, is_k ? KV_K : KV_V,
              is_k ? head : head - a->n_kv_heads, pos, x);
 }
 
 static void launch_draft_kv(const struct launch *launch, const void *args) {
     const struct draft_kv_op *op = (const struct draft_kv_op *)args;
-    dim3 grid((unsigned)op->batch.n_rows_max, (unsigned)div_ceil(2 * (uint64_t)op->args.n_kv_heads, WARPS));
+    dim3 grid((unsigned)op->batch.n_rows_max, (unsigned)div_ceil(2 * (uint64_t)op->args.n_kv_heads, WARPS),
+              (unsigned)op->n);
 
     launch_early(launch->stream, draft_kv, grid, WARPS * 32, 0, *op);
 }
 
 int cuda_draft_kv(struct program *program, const struct draft_kv_args *args) {
-    struct draft_kv_op op = {*args, *args->batch, {}, NULL, 0, 0};
+    struct draft_kv_op op = {};
     int r = 0;
 
     if (!rope_fits(&args->rope, args->head_dim) || args->n_layers < 1)
@@ -156,11 +165,15 @@ int cuda_draft_kv(struct program *program, const struct draft_kv_args *args) {
     for (int l = 0; l < args->n_layers; l++)
         if (args->layers[l].kv->head_dim != args->head_dim)
             return -EINVAL;
-    for (int l = 0; l < args->n_layers && r == 0; l++) {
-        op.kv = *args->layers[l].kv;
-        op.k_norm = args->layers[l].k_norm;
-        op.at = l;
-        op.layer = args->layers[l].layer;
+    op.args = *args;
+    op.batch = *args->batch;
+    for (; op.first < args->n_layers && r == 0; op.first += op.n) {
+        op.n = min_int(args->n_layers - op.first, DRAFT_KV_LAYERS);
+        for (int l = 0; l < op.n; l++) {
+            const struct draft_kv_layer *from = &args->layers[op.first + l];
+
+            op.layers[l] = {*from->kv, from->k_norm, from->layer};
+        }
         r = cuda_program_add(program, launch_draft_kv, &op, sizeof op, 0);
     }
     return r;
