@@ -349,16 +349,15 @@ __device__ static inline void run_chunk(struct head_shared *sh, float *s_rows, b
 
 /* ---- a verify block --------------------------------------------------------------------------------------------------- */
 
-/* The inputs of its convolution. Asynchronous. */
-__device__ static void load_inputs(const struct gdn_op &op, const struct gdn_seg &seg, int head,
-                                   struct head_shared *sh) {
+/* The inputs of its convolution, of rows [t_begin, t_end). Asynchronous. */
+__device__ static void load_inputs(const struct gdn_op &op, const struct gdn_seg &seg, int head, struct head_shared *sh,
+                                   int t_begin, int t_end) {
 #pragma unroll 1
-    for (int i = (int)threadIdx.x; i < (TAPS - 1 + seg.n) * UNITS; i += THREADS) {
-        const int at = i / UNITS, ch = i % UNITS * 8;
+    for (int i = (int)threadIdx.x; i < (t_end - t_begin) * UNITS; i += THREADS) {
+        const int t = t_begin + i / UNITS, ch = i % UNITS * 8;
 
         if (ch < 2 * DK + op.shape.dv)
-            copy_async(&sh->inputs[at][ch], gdn_inputs_of(op, seg, at - (TAPS - 1)) + channel_of(op.shape, head, ch),
-                       16);
+            copy_async(&sh->inputs[t + TAPS - 1][ch], gdn_inputs_of(op, seg, t) + channel_of(op.shape, head, ch), 16);
     }
 }
 
@@ -441,6 +440,16 @@ __device__ static void finish_rows(const struct gdn_op &op, int head, struct hea
     }
 }
 
+/* Into the L2 cache: what is needed of a head, and nothing writes. */
+__device__ static inline void prefetch_params(const struct gdn_op &op, int head, int thread) {
+    const float *at = thread == 0 ? op.args.dt_bias + head : thread == 1 ? op.args.neg_a + head : op.args.norm;
+
+    if (thread < 2)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    else if ((thread - 2) * 32 < op.shape.dv)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + (thread - 2) * 32));
+}
+
 /* Reads S, does not write it. A block may lie in two chunks: the first of them is then whole. */
 __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
     extern __shared__ __align__(1024) char smem[];
@@ -452,22 +461,30 @@ __global__ static void __launch_bounds__(THREADS, 1) verify(struct gdn_op op) {
 
     for (int i = (int)threadIdx.x; i < 2 * DK + shape.dv; i += THREADS) /* no kernel writes these */
         *(float4 *)sh->conv[i] = *(const float4 *)&op.args.conv[(size_t)channel_of(shape, head, i) * (size_t)TAPS];
-    wait_for_previous();
-    may_launch_next();
+    if (solver >= 0)
+        prefetch_params(op, head, solver);
 #pragma unroll 1
     for (int k = 0;; k++) {
         const int n_segs = *op.batch.n_segs;           /* all loads at once */
         const struct gdn_seg seg = gdn_seg_at(op, at); /* each time: registers are short in between */
         const int begin = k * CHUNK - seg.pos % CHUNK, first = max(0, -begin), n = min(CHUNK, seg.n - begin);
         const int n_squares = (n + 15) / 16;
+        const bool is_there = at < n_segs && seg.n > 0 && seg.n <= BLOCK_ROWS_MAX;
         float *s_rows = (float *)seg.state + ((size_t)head * (size_t)shape.dv + (size_t)v0) * DK;
 
-        if (at >= n_segs || seg.n <= 0 || seg.n > BLOCK_ROWS_MAX)
+        if (is_there) { /* S, and the rows before the block: the kernel before does not write them */
+            if (has_state)
+                prefetch_s(s_rows);
+            load_open(shape, seg.open, seg.pos + begin, head, sh, first);
+            load_inputs(op, seg, head, sh, 1 - TAPS, 0);
+        }
+        if (k == 0) {
+            wait_for_previous();
+            may_launch_next();
+        }
+        if (!is_there)
             return;
-        if (has_state)
-            prefetch_s(s_rows);
-        load_inputs(op, seg, head, sh);
-        load_open(shape, seg.open, seg.pos + begin, head, sh, first);
+        load_inputs(op, seg, head, sh, 0, seg.n);
         load_z(op, head, sh, seg.row0 + begin, first, n);
         copy_commit();
         clear_rows(sh, first, n);
