@@ -96,15 +96,22 @@ __device__ static inline float fold(float total, float part, struct weights w) {
     return w.b == 0 ? total : fmaf(total, w.a, part * w.b);
 }
 
-/* Writes elements i and i + 1. */
-__device__ static inline void finish(const struct attn_op &op, int row, int head, int i, float2 out, float sum) {
+/* Of elements i and i + 1, if there are gates. */
+__device__ static inline float2 gates_at(const struct attn_op &op, int row, int head, int i) {
     const struct attn_args *a = &op.args;
-    size_t gate_at = (size_t)row * (size_t)a->gate_stride + (size_t)head * (size_t)a->gate_head_stride + (size_t)i;
+    size_t at = (size_t)row * (size_t)a->gate_stride + (size_t)head * (size_t)a->gate_head_stride + (size_t)i;
+
+    return a->gate != NULL ? make_float2(bf16_load(a->gate, at), bf16_load(a->gate, at + 1)) : make_float2(0, 0);
+}
+/* Writes elements i and i + 1. */
+__device__ static inline void finish(const struct attn_op &op, int row, int head, int i, float2 out, float sum,
+                                     float2 gates) {
+    const struct attn_args *a = &op.args;
     size_t at = ((size_t)row * (size_t)a->n_heads + (size_t)head) * (size_t)a->head_dim + (size_t)i;
     float2 y = sum > 0 ? make_float2(out.x / sum, out.y / sum) : make_float2(0, 0);
 
     if (a->gate != NULL)
-        y = {y.x * sigmoid(bf16_load(a->gate, gate_at)), y.y * sigmoid(bf16_load(a->gate, gate_at + 1))};
+        y = {y.x * sigmoid(gates.x), y.y * sigmoid(gates.y)};
     *(uint32_t *)((bf16 *)a->out + at) = pack_bf16(y.x, y.y);
 }
 
@@ -421,8 +428,15 @@ template <int D> __device__ static inline float *result_of(const struct attn_op 
     return (work.cut.size == 0 ? op.totals : op.parts) + ((size_t)row * (size_t)op.args.n_heads + head) * (D + 2);
 }
 
-/* Does a piece for one tile, or all there is to do. A warp has 16 of the tile's q rows; where there are no more than that, as
- * for a single row, all warps weigh the same keys and each takes a quarter of the dimensions of V. */
+/* The kernel before has ended; the next may begin. Again and again: then it is no wait. */
+__device__ static inline void meet_previous(void) {
+    wait_for_previous();
+    may_launch_next();
+}
+
+/* Does a piece for one tile, or all there is to do. Keys that the kernel before cannot have written come before the wait for
+ * it. A warp has 16 of the tile's q rows; where there are no more than that, as for a single row, all warps weigh the same
+ * keys and each takes a quarter of the dimensions of V. */
 template <int D>
 __device__ static inline void attend(const struct attn_op &op, const struct work &work, char *q_tile, char *k_block,
                                      char *v_block) {
@@ -443,6 +457,8 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
     bool has_q = false;
 
     if (cut.size == 0) {
+        meet_previous();
+
         const struct attn_spans spans = a->spans != NULL ? *a->spans : (struct attn_spans){0, ATTN_SPANS_END};
         const bool is_last = spans.end == ATTN_SPANS_END;
 
@@ -476,7 +492,10 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
         base = source.seen.lo / KEYS * KEYS;
         if (!is_own)
             page = kv_page_of(op.kv, slot, base);
+        if (is_own || min(base + KEYS, source.seen.hi) > op.batch.seg_pos[work.seg])
+            meet_previous();
         load_block<D>(op, source, KV_K, base, page, k_block);
+        meet_previous();
         if (!has_q)
             load_q<D>(op, work, q_tile);
         has_q = true;
@@ -570,7 +589,9 @@ __device__ static inline void attend(const struct attn_op &op, const struct work
             int d = first_d + n * 8;
             float2 v = total[i].sum > 0 ? *(const float2 *)(src + 2 + d) : make_float2(0, 0);
 
-            finish(op, work.row + q / op.group, work.kv_head * op.group + q % op.group, d, v, total[i].sum);
+            int row = work.row + q / op.group, head = work.kv_head * op.group + q % op.group;
+
+            finish(op, row, head, d, v, total[i].sum, gates_at(op, row, head, d));
         }
     }
 }
@@ -581,8 +602,6 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
     __shared__ struct work work; /* registers are short */
     struct work found;
 
-    wait_for_previous();
-    may_launch_next();
     for (int item = (int)blockIdx.x; find_work(op, item, &found); item += (int)gridDim.x) {
         __syncthreads();
         if (threadIdx.x == 0)
@@ -590,6 +609,7 @@ template <int D> __global__ static void __launch_bounds__(THREADS) attn(struct a
         __syncthreads();
         attend<D>(op, work, smem, smem + TILE * D * 2, smem + (TILE + KEYS) * D * 2);
     }
+    meet_previous();
 }
 
 /* Merges what the pieces of cut segs have left. A CTA per row and head, two dimensions per thread. A group of pieces, which
@@ -598,8 +618,6 @@ template <int D> __global__ static void __launch_bounds__(D / 2) combine(struct 
     const struct attn_args *a = &op.args;
     const int head = (int)blockIdx.y, lane = (int)threadIdx.x % 32, d = (int)threadIdx.x * 2;
 
-    wait_for_previous();
-    may_launch_next();
     for (int row = (int)blockIdx.x, n_all = batch_rows(op.batch); row < n_all; row += (int)gridDim.x) {
         const int seg = op.batch.row_seg[row], j = row - op.batch.seg_row[seg];
         const float v_scale = op.kv.v_scale[a->layer];
@@ -611,6 +629,7 @@ template <int D> __global__ static void __launch_bounds__(D / 2) combine(struct 
         struct weights w;
         struct lane_seg l;
         struct cut cut;
+        float2 gates;
 
         for (int from = 0, before = 0; from <= seg; from += 32)
             l = lane_seg(op, from + lane, &before);
@@ -618,6 +637,8 @@ template <int D> __global__ static void __launch_bounds__(D / 2) combine(struct 
         cut = l.cut;
         if (cut.size == 0)
             continue;
+        gates = gates_at(op, row, head, d); /* of the rows' projection, two kernels ago */
+        meet_previous();
         stride = (size_t)l.n_rows * (size_t)a->n_heads * (D + 2);
         parts = op.parts + ((size_t)(cut.at + j) * (size_t)a->n_heads + (size_t)head) * (D + 2);
         if (a->block_k != NULL && own.lo < own.hi) {
@@ -661,8 +682,9 @@ template <int D> __global__ static void __launch_bounds__(D / 2) combine(struct 
         }
         w = merge(&total, own_part);
         out = {fold(out.x, own_out.x, w), fold(out.y, own_out.y, w)};
-        finish(op, row, head, d, out, total.sum);
+        finish(op, row, head, d, out, total.sum, gates);
     }
+    meet_previous();
 }
 
 /* ---- the op ------------------------------------------------------------------------------------------------------- */

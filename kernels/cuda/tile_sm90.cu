@@ -442,6 +442,6 @@ void tile_launch_sm90(const struct launch *launch, const struct gemm_job *job) {
         args.n_steps = weight->n_steps;
         args.stretches = weight->stretches;
         args.out = job->products[i].out;
-        launch_early(launch->stream, true, tile_sm90, dim3((unsigned)(n_clusters * CTAS)), THREADS, SHARED, args);
+        launch_early(launch->stream, tile_sm90, dim3((unsigned)(n_clusters * CTAS)), THREADS, SHARED, args);
     }
 }
