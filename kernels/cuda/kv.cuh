@@ -32,18 +32,27 @@ __device__ static inline char *kv_row(const struct kv_view &kv, int page, int la
            (size_t)(pos % PAGE_TOKENS) * (size_t)kv.head_dim * kv_elem_bytes(kv.dtype);
 }
 
-/* Writes one head's K or V of the token at pos, by one warp. A position whose page is gone (null page) is dropped; a page
- * that is not on the device is complete. */
-__device__ static inline void kv_write(const struct kv_view &kv, int slot, int layer, enum kv_half half, int head,
-                                       int pos, const float *x) {
-    int page = kv_page_of(kv, slot, pos);
-    float scale = half == KV_K ? kv.k_scale[layer] : kv.v_scale[layer];
-    char *dst = kv_row(kv, page, layer, half, head, pos);
+/* Where one head's K or V of the token at pos goes. NULL: its page is gone (null page), or not on the device and complete. */
+struct kv_place {
+    char *row;
+    float scale;
+};
+__device__ static inline struct kv_place kv_place_of(const struct kv_view &kv, int slot, int layer, enum kv_half half,
+                                                     int head, int pos) {
+    const float scale = half == KV_K ? kv.k_scale[layer] : kv.v_scale[layer];
+    const int page = kv_page_of(kv, slot, pos);
 
-    if (page <= 0)
+    return {page > 0 ? kv_row(kv, page, layer, half, head, pos) : NULL, scale};
+}
+
+/* By one warp. */
+__device__ static inline void kv_write(const struct kv_view &kv, struct kv_place place, const float *x) {
+    char *dst = place.row;
+
+    if (dst == NULL)
         return;
     for (int i = (int)threadIdx.x % 32; i < kv.head_dim; i += 32) {
-        float v = x[i] / scale;
+        float v = x[i] / place.scale;
 
         switch (kv.dtype) {
         case DTYPE_F32:

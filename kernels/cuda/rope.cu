@@ -3,31 +3,71 @@
 
 #include <errno.h>
 
-enum { HEAD_DIM_MAX = 1024, WARPS = 4 };
+enum {
+    HEAD_DIM_MAX = 1024,
+    WARPS = 4,
+    NORMS = 8, /* of a lane, kept in registers: all of a head of 256 */
+    TURNS = 2, /* likewise: all of 128 rotated dimensions */
+};
 
 static bool rope_fits(const struct rope_table *rope, int head_dim) {
     return head_dim > 0 && head_dim <= HEAD_DIM_MAX && rope->rotary_dim >= 0 && rope->rotary_dim % 2 == 0 &&
            rope->rotary_dim <= head_dim;
 }
 
+__device__ static __noinline__ float2 turn_of(struct rope_table rope, int pos, int i) { /* cosine, sine */
+    float s, c;
+
+    sincosf((float)pos * rope.inv_freq[i], &s, &c);
+    return make_float2(c, s);
+}
+
+/* What a lane needs to norm and rotate a head, as far as registers hold it: it is there before the head is. */
+struct lane_head {
+    float norm[NORMS];
+    float2 turn[TURNS];
+};
+__device__ static inline struct lane_head lane_head(const float *norm, int d, struct rope_table rope, int pos) {
+    const int lane = (int)threadIdx.x % 32;
+    struct lane_head l;
+
+#pragma unroll
+    for (int j = 0; j < NORMS; j++)
+        l.norm[j] = lane + j * 32 < d ? norm[lane + j * 32] : 0;
+#pragma unroll
+    for (int j = 0; j < TURNS; j++)
+        l.turn[j] = lane + j * 32 < rope.rotary_dim / 2 ? turn_of(rope, pos, lane + j * 32) : make_float2(1, 0);
+    return l;
+}
+
 /* x := rotate(x * rsqrt(mean(x^2) + eps) * norm), in shared memory, by one warp. */
-__device__ static void norm_and_rotate(float *x, const float *norm, int d, float eps, struct rope_table rope, int pos) {
-    int lane = (int)threadIdx.x % 32, half = rope.rotary_dim / 2;
+__device__ static inline void norm_and_rotate(float *x, const struct lane_head &l, const float *norm, int d, float eps,
+                                              struct rope_table rope, int pos) {
+    const int lane = (int)threadIdx.x % 32, half = rope.rotary_dim / 2;
     float sum = 0, scale;
+    auto rotate = [&](int i, float2 turn) {
+        const float a = x[i], b = x[i + half];
+
+        x[i] = fmaf(a, turn.x, -(b * turn.y));
+        x[i + half] = fmaf(b, turn.x, a * turn.y);
+    };
 
     for (int i = lane; i < d; i += 32)
         sum = fmaf(x[i], x[i], sum);
     scale = rsqrtf(warp_sum(sum) / (float)d + eps);
-    for (int i = lane; i < d; i += 32)
+#pragma unroll
+    for (int j = 0; j < NORMS; j++)
+        if (lane + j * 32 < d)
+            x[lane + j * 32] = x[lane + j * 32] * scale * l.norm[j];
+    for (int i = lane + NORMS * 32; i < d; i += 32)
         x[i] = x[i] * scale * norm[i];
     __syncwarp();
-    for (int i = lane; i < half; i += 32) {
-        float angle = (float)pos * rope.inv_freq[i], s, c, a = x[i], b = x[i + half];
-
-        sincosf(angle, &s, &c);
-        x[i] = fmaf(a, c, -(b * s));
-        x[i + half] = fmaf(b, c, a * s);
-    }
+#pragma unroll
+    for (int j = 0; j < TURNS; j++)
+        if (lane + j * 32 < half)
+            rotate(lane + j * 32, l.turn[j]);
+    for (int i = lane + TURNS * 32; i < half; i += 32)
+        rotate(i, turn_of(rope, pos, i));
     __syncwarp();
 }
 
@@ -39,40 +79,46 @@ struct qk_op {
     struct kv_view kv;
 };
 
+/* The projection before it writes q, k and v; all else is there before the wait for it. */
 __global__ static void qk(struct qk_op op) {
     __shared__ float shared[WARPS][HEAD_DIM_MAX];
     const struct qk_args *a = &op.args;
     const int d = a->head_dim, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x;
     const int q_step = a->has_gate ? 2 * d : d, k_at = a->n_heads * q_step, v_at = k_at + a->n_kv_heads * d;
     int head = (int)blockIdx.y * WARPS + (int)threadIdx.x / 32; /* q heads, then k heads, then v heads */
+    const bool is_there = row < batch_rows(op.batch) && head < a->n_heads + 2 * a->n_kv_heads;
+    const bool is_q = head < a->n_heads, is_k = !is_q && head < a->n_heads + a->n_kv_heads;
+    const float *norm = is_q ? a->q_norm : a->k_norm;
     float *x = shared[threadIdx.x / 32];
-    bool is_q = head < a->n_heads, is_k;
     size_t qkv = (size_t)row * (size_t)a->qkv_stride;
-    int pos;
+    struct kv_place place = {};
+    struct lane_head l = {};
+    int pos = 0;
 
+    head -= is_q ? 0 : is_k ? a->n_heads : a->n_heads + a->n_kv_heads;
+    qkv += (size_t)(is_q ? head * q_step : (is_k ? k_at : v_at) + head * d);
+    if (is_there) {
+        pos = row_pos(op.batch, row);
+        if (is_q || is_k)
+            l = lane_head(norm, d, a->rope, pos);
+        if (!is_q && a->kv != NULL)
+            place =
+                kv_place_of(op.kv, op.batch.seg_slot[op.batch.row_seg[row]], a->layer, is_k ? KV_K : KV_V, head, pos);
+    }
     wait_for_previous();
     may_launch_next();
-    if (row >= batch_rows(op.batch) || head >= a->n_heads + 2 * a->n_kv_heads)
+    if (!is_there)
         return;
-    pos = row_pos(op.batch, row);
-    if (is_q) {
-        qkv += (size_t)(head * q_step);
-    } else {
-        head -= a->n_heads;
-        is_k = head < a->n_kv_heads;
-        head -= is_k ? 0 : a->n_kv_heads;
-        qkv += (size_t)((is_k ? k_at : v_at) + head * d);
-    }
     for (int i = lane; i < d; i += 32)
         x[i] = bf16_load(a->qkv, qkv + (size_t)i);
     __syncwarp();
     if (is_q || is_k)
-        norm_and_rotate(x, is_q ? a->q_norm : a->k_norm, d, a->eps, a->rope, pos);
+        norm_and_rotate(x, l, norm, d, a->eps, a->rope, pos);
     if (is_q) {
         for (int i = lane; i < d; i += 32)
             bf16_store(a->q, ((size_t)row * (size_t)a->n_heads + (size_t)head) * (size_t)d + (size_t)i, x[i]);
     } else if (a->kv != NULL) {
-        kv_write(op.kv, op.batch.seg_slot[op.batch.row_seg[row]], a->layer, is_k ? KV_K : KV_V, head, pos, x);
+        kv_write(op.kv, place, x);
     } else {
         for (int i = lane; i < d; i += 32)
             bf16_store(is_k ? a->block_k : a->block_v,
@@ -143,9 +189,11 @@ __global__ static void draft_kv(const __grid_constant__ struct draft_kv_op op) {
         x[i] = a->kv_rows[from + (size_t)i];
     __syncwarp();
     if (is_k)
-        norm_and_rotate(x, layer.k_norm, d, a->eps, a->rope, pos);
-    kv_write(layer.kv, op.batch.seg_slot[op.batch.row_seg[row]], layer.layer, is_k ? KV_K : KV_V,
-             is_k ? head : head - a->n_kv_heads, pos, x);
+        norm_and_rotate(x, lane_head(layer.k_norm, d, a->rope, pos), layer.k_norm, d, a->eps, a->rope, pos);
+    kv_write(layer.kv,
+             kv_place_of(layer.kv, op.batch.seg_slot[op.batch.row_seg[row]], layer.layer, is_k ? KV_K : KV_V,
+                         is_k ? head : head - a->n_kv_heads, pos),
+             x);
 }
 
 static void launch_draft_kv(const struct launch *launch, const void *args) {

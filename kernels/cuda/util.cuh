@@ -25,7 +25,9 @@ __device__ static inline float sigmoid(float x) {
 
 /* The rows an op has to do: 0 for a batch without segs. */
 __device__ static inline int batch_rows(const struct batch &batch) {
-    return *batch.n_segs > 0 ? *batch.n_rows : 0;
+    const int n_segs = *batch.n_segs, n_rows = *batch.n_rows; /* both loads at once */
+
+    return n_segs > 0 ? n_rows : 0;
 }
 __device__ static inline int row_pos(const struct batch &batch, int row) {
     int seg = batch.row_seg[row];
