@@ -228,7 +228,7 @@ static enum below restore_first(struct engine *engine, struct plan *plan, struct
 
     if (!restores || seq->was_restored || seq->has_lost_restore || n_pages == 0)
         return BELOW_NOTHING;
-    kv_restores_lookup(restores, seq->keys, seq->tokens, (uint32_t)n_pages, found);
+    kv_restores_lookup(restores, seq->keys, (uint32_t)n_pages, found);
     if (found->is_incomplete && engine->options.now_us() - seq->submitted_us < SCAN_WAIT_US)
         return BELOW_LATER;
     if (found->n_tokens <= found->n_device_tokens)

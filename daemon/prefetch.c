@@ -38,7 +38,7 @@ static bool begin(struct prefetch *prefetch) {
 
     if (service->n_prefetches == AT_A_TIME)
         return false;
-    kv_restores_lookup(restores, prefetch->keys, prefetch->tokens, prefetch->n_pages, &found);
+    kv_restores_lookup(restores, prefetch->keys, prefetch->n_pages, &found);
     if (found.is_coming)
         return false;
     if (found.n_tokens <= found.n_device_tokens) { /* somebody else brought it, or it is gone */
@@ -87,12 +87,12 @@ static void free_prefetch(struct errand *errand) {
     free(prefetch);
 }
 
-static bool is_worth_it(const struct service *service, const struct kv_key *keys, const int32_t *tokens, int n_pages) {
+static bool is_worth_it(const struct service *service, const struct kv_key *keys, int n_pages) {
     struct kv_found found;
 
     if (!service->pair.restores || n_pages == 0 || service->config.kv.restore == CONFIG_RESTORE_NEVER)
         return false;
-    kv_restores_lookup(service->pair.restores, keys, tokens, (uint32_t)n_pages, &found);
+    kv_restores_lookup(service->pair.restores, keys, (uint32_t)n_pages, &found);
     return found.n_tokens > found.n_device_tokens;
 }
 
@@ -101,7 +101,7 @@ int prefetch_start(struct service *service, const struct kv_key *keys, const int
     size_t n_keys = (size_t)n_pages * sizeof *keys, n_tokens = (size_t)n_pages * PAGE_TOKENS * sizeof *tokens;
     struct prefetch *prefetch;
 
-    if (!is_worth_it(service, keys, tokens, n_pages))
+    if (!is_worth_it(service, keys, n_pages))
         return PREFETCH_E_NONE;
     if (service->n_prefetches_waiting == WAITING_MAX)
         return PREFETCH_E_BUSY;

@@ -25,7 +25,7 @@ struct found service_find(const struct service *service, const struct kv_key *ke
         kv_store_lookup(pair->store, keys, tokens, (uint32_t)n_pages, &match);
         return (struct found){.device = (int)match.n_tokens};
     }
-    kv_restores_lookup(pair->restores, keys, tokens, (uint32_t)n_pages, &found);
+    kv_restores_lookup(pair->restores, keys, (uint32_t)n_pages, &found);
     n_below = (int)(found.n_tokens - found.n_device_tokens);
     return (struct found){(int)found.n_device_tokens, n_below - min_int(n_below, (int)found.n_disk_tokens),
                           min_int(n_below, (int)found.n_disk_tokens)};

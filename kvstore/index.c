@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lines.h"
+
 int kv_index_init(struct kv_index *index, uint32_t n_records_max, const uint32_t n_slots[KV_GROUP_N],
                   uint32_t window_tokens, uint32_t share_percent) {
     size_t n_entries = 4;
@@ -58,8 +60,6 @@ void kv_index_deinit(struct kv_index *index) {
 
 /* ---- the table ---- */
 
-enum { CACHE_LINE_BYTES = 64 };
-
 static uint32_t tag_of(const struct kv_key *key) {
     uint32_t tag;
 
@@ -67,8 +67,8 @@ static uint32_t tag_of(const struct kv_key *key) {
     return tag;
 }
 
-uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, uint32_t parent,
-                       const int32_t tokens[PAGE_TOKENS]) {
+/* tokens: NULL if the key is enough. */
+static uint32_t find(const struct kv_index *index, const struct kv_key *key, uint32_t parent, const int32_t *tokens) {
     uint32_t tag = tag_of(key);
 
     for (uint32_t i = tag & index->table_mask; index->table[i].record != KV_NO_RECORD;
@@ -77,26 +77,42 @@ uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, u
 
         if (index->table[i].tag == tag && index->records[r].parent == parent &&
             memcmp(&index->records[r].key, key, sizeof *key) == 0 &&
-            memcmp(index->tokens[r], tokens, sizeof index->tokens[r]) == 0)
+            (tokens == NULL || memcmp(index->tokens[r], tokens, sizeof index->tokens[r]) == 0))
             return r;
     }
     return KV_NO_RECORD;
+}
+
+uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, uint32_t parent,
+                       const int32_t tokens[PAGE_TOKENS]) {
+    return find(index, key, parent, tokens);
+}
+
+uint32_t kv_index_find_key(const struct kv_index *index, const struct kv_key *key, uint32_t parent) {
+    return find(index, key, parent, NULL);
 }
 
 void kv_index_prefetch_entry(const struct kv_index *index, const struct kv_key *key) {
     __builtin_prefetch(&index->table[tag_of(key) & index->table_mask]);
 }
 
-/* Of the record that lies at the key's home; mostly that is the one. */
-void kv_index_prefetch_record(const struct kv_index *index, const struct kv_key *key) {
-    uint32_t r = index->table[tag_of(key) & index->table_mask].record;
+/* The one that lies at the key's home; mostly that is the one. */
+static uint32_t likely_record(const struct kv_index *index, const struct kv_key *key) {
+    return index->table[tag_of(key) & index->table_mask].record;
+}
 
-    if (r == KV_NO_RECORD)
-        return;
-    for (size_t at = 0; at < sizeof *index->records; at += CACHE_LINE_BYTES)
-        __builtin_prefetch((const char *)&index->records[r] + at);
-    for (size_t at = 0; at < sizeof *index->tokens; at += CACHE_LINE_BYTES)
-        __builtin_prefetch((const char *)index->tokens[r] + at);
+void kv_index_prefetch_record(const struct kv_index *index, const struct kv_key *key) {
+    uint32_t r = likely_record(index, key);
+
+    if (r != KV_NO_RECORD)
+        lines_prefetch(&index->records[r], sizeof *index->records);
+}
+
+void kv_index_prefetch_tokens(const struct kv_index *index, const struct kv_key *key) {
+    uint32_t r = likely_record(index, key);
+
+    if (r != KV_NO_RECORD)
+        lines_prefetch(index->tokens[r], sizeof *index->tokens);
 }
 
 static void table_put(struct kv_index *index, uint32_t record) {

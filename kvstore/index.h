@@ -66,10 +66,14 @@ void kv_index_deinit(struct kv_index *index);
 uint32_t kv_index_find(const struct kv_index *index, const struct kv_key *key, uint32_t parent,
                        const int32_t tokens[PAGE_TOKENS]);
 
+/* By the key alone: for who only asks what is there. Who goes on to use it finds it by its tokens too. */
+uint32_t kv_index_find_key(const struct kv_index *index, const struct kv_key *key, uint32_t parent);
+
 /* For a walk along a chain whose keys are known: asks for the memory that a find of this key will touch, first the table's,
- * then, when that has come, the record's. */
+ * then, when that has come, the record's and, unless it is by the key alone, the tokens'. */
 void kv_index_prefetch_entry(const struct kv_index *index, const struct kv_key *key);
 void kv_index_prefetch_record(const struct kv_index *index, const struct kv_key *key);
+void kv_index_prefetch_tokens(const struct kv_index *index, const struct kv_key *key);
 
 /* A record with its target page. It must not be there already. uid: whose it is, if it has no parent. E_FULL: no record is
  * free. */

@@ -101,46 +101,49 @@ static void look_ahead(const struct kv_restores *restores, const struct kv_key *
         kv_vault_prefetch_record(restores->vault, record);
 }
 
-static bool lies_on_host(const struct kv_restores *restores, const struct kv_page_name *name, enum kv_group group) {
+static bool lies_on_host(const struct kv_restores *restores, const struct kv_key *key, uint32_t page,
+                         enum kv_group group) {
     const struct kv_shelf *shelf = restores->options.shelf;
 
-    return kv_shelf_has(shelf, kv_shelf_find(shelf, name), group);
+    return kv_shelf_has(shelf, kv_shelf_find_key(shelf, key, page), group);
 }
 
-static bool lies_on_disk(const struct kv_restores *restores, const struct kv_page_name *name, enum kv_group group) {
-    return restores->vault && kv_vault_has(restores->vault, name, group);
+static bool lies_on_disk(const struct kv_restores *restores, const struct kv_key *key, uint32_t page,
+                         enum kv_group group) {
+    struct kv_page_name name = {.key = *key, .page_idx = page};
+
+    return restores->vault && kv_vault_has(restores->vault, &name, group);
 }
 
 /* Forward as far as there are pages, then back to the last restore point: there are few, and mostly one is near the end. */
-void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
-                        uint32_t n_pages, struct kv_found *ret_found) {
+void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, uint32_t n_pages,
+                        struct kv_found *ret_found) {
     const struct kv_index *index = &restores->options.store->index;
     uint32_t device = KV_NO_RECORD, n_found = 0, n_device = 0, n_device_pages = 0, n_disk = 0;
     bool on_device = true; /* the index is whole from its first page on */
 
     for (; n_found < n_pages; n_found++) {
-        struct kv_page_name name = restore_name(keys, tokens, n_found);
-
         look_ahead(restores, keys, n_found, n_pages, on_device);
         if (on_device) {
-            device = kv_index_find(index, &keys[n_found], device, name.tokens);
+            device = kv_index_find_key(index, &keys[n_found], device);
             on_device = device != KV_NO_RECORD;
             n_device_pages += on_device;
         }
         if (on_device && kv_index_has(index, device, KV_TARGET_STATE))
             n_device = n_found + 1;
-        if (on_device || lies_on_host(restores, &name, KV_TARGET_FULL))
+        if (on_device || lies_on_host(restores, &keys[n_found], n_found, KV_TARGET_FULL))
             continue;
-        if (!lies_on_disk(restores, &name, KV_TARGET_FULL))
+        if (!lies_on_disk(restores, &keys[n_found], n_found, KV_TARGET_FULL))
             break;
         n_disk++;
     }
     for (; n_found > n_device; n_found--) {
-        struct kv_page_name name = restore_name(keys, tokens, n_found - 1);
+        uint32_t last = n_found - 1;
 
-        if (lies_on_host(restores, &name, KV_TARGET_STATE) || lies_on_disk(restores, &name, KV_TARGET_STATE))
+        if (lies_on_host(restores, &keys[last], last, KV_TARGET_STATE) ||
+            lies_on_disk(restores, &keys[last], last, KV_TARGET_STATE))
             break;
-        n_disk -= n_found > n_device_pages && !lies_on_host(restores, &name, KV_TARGET_FULL);
+        n_disk -= n_found > n_device_pages && !lies_on_host(restores, &keys[last], last, KV_TARGET_FULL);
     }
     *ret_found = (struct kv_found){.n_tokens = n_found * PAGE_TOKENS,
                                    .n_device_tokens = n_device * PAGE_TOKENS,
@@ -157,7 +160,7 @@ static uint32_t whose(const struct kv_restores *restores, const struct kv_page_n
     if (record != KV_NO_RECORD)
         return kv_shelf_name(restores->options.shelf, record).uid;
     for (int g = 0; g < KV_GROUP_N; g++)
-        if (lies_on_disk(restores, last, (enum kv_group)g))
+        if (lies_on_disk(restores, &last->key, last->page_idx, (enum kv_group)g))
             return kv_vault_uid(restores->vault, last, (enum kv_group)g);
     return KV_NO_UID;
 }
@@ -173,7 +176,7 @@ static enum taken take(struct kv_restore *restore, uint32_t page, enum kv_group 
     uint32_t record = kv_shelf_find(o->shelf, &name);
     bool is_on_host = kv_shelf_has(o->shelf, record, group);
 
-    if (!is_on_host && !lies_on_disk(restore->restores, &name, group))
+    if (!is_on_host && !lies_on_disk(restore->restores, &name.key, page, group))
         return TAKE_NONE;
     if (kv_store_take(o->store, group, &item->slot) != 0)
         return TAKE_FULL;

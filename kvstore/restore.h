@@ -72,8 +72,9 @@ struct kv_found {
     bool is_coming;           /* another restore brings what this one would end with */
     bool is_incomplete;       /* less than was asked for, and the disk does not know yet all that it holds */
 };
-void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, const int32_t *tokens,
-                        uint32_t n_pages, struct kv_found *ret_found);
+/* By the keys alone, so that it costs little, asked often: who takes what was found compares tokens. */
+void kv_restores_lookup(const struct kv_restores *restores, const struct kv_key *keys, uint32_t n_pages,
+                        struct kv_found *ret_found);
 
 /* Begins to bring n_pages pages and the restore point at their end, as kv_restores_lookup() found them. keys and tokens
  * stay as they are until the end. E_BUSY: as many are on their way as may be, the last of them for a user who has no other; E_FULL: the device has no slots for it.

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CACHE_LINE_BYTES = 64 };
+#include "lines.h"
 
 enum copy_state {
     COPY_NONE,
@@ -29,8 +29,8 @@ struct shelf_record {
     uint32_t uid;
     uint32_t owner; /* its number in the shares */
     uint32_t next;  /* in its chain of the hash table */
-    int32_t tokens[PAGE_TOKENS];
     struct shelf_copy copies[KV_GROUP_N];
+    int32_t tokens[PAGE_TOKENS]; /* last: who walks by keys alone does not touch them */
 };
 
 struct shelf_group {
@@ -178,10 +178,8 @@ void kv_shelf_prefetch_entry(const struct kv_shelf *shelf, const struct kv_key *
 void kv_shelf_prefetch_record(const struct kv_shelf *shelf, const struct kv_key *key) {
     uint32_t r = *chain_of(shelf, key);
 
-    if (r == KV_NO_RECORD)
-        return;
-    for (size_t at = 0; at < sizeof *shelf->records; at += CACHE_LINE_BYTES)
-        __builtin_prefetch((const char *)&shelf->records[r] + at);
+    if (r != KV_NO_RECORD)
+        lines_prefetch(&shelf->records[r], offsetof(struct shelf_record, tokens));
 }
 
 uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx) {

@@ -47,13 +47,14 @@ void kv_shelf_close(struct kv_shelf *shelf); /* nothing is pinned or filling */
 uint32_t kv_shelf_find(const struct kv_shelf *shelf, const struct kv_page_name *name);
 bool kv_shelf_has(const struct kv_shelf *shelf, uint32_t record, enum kv_group group); /* CLEAN */
 
-/* For a walk along a chain whose keys are known: asks for the memory that a find of this key will touch, first the table's,
- * then, when that has come, the record's. */
+/* A record by the key alone: for a walk from a page to those before it, and for who only asks what is there. */
+uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx);
+
+/* For a walk by keys alone along a chain: asks for the memory that a find of this key will touch, first the table's, then,
+ * when that has come, the record's. */
 void kv_shelf_prefetch_entry(const struct kv_shelf *shelf, const struct kv_key *key);
 void kv_shelf_prefetch_record(const struct kv_shelf *shelf, const struct kv_key *key);
 
-/* A record by the key alone, for a walk from a page to those before it. */
-uint32_t kv_shelf_find_key(const struct kv_shelf *shelf, const struct kv_key *key, uint32_t page_idx);
 /* The next record from `record` on that has a CLEAN restore point, or KV_NO_RECORD: for walks over all. */
 uint32_t kv_shelf_next_state(const struct kv_shelf *shelf, uint32_t record);
 /* The next CLEAN copy from this record and group on, in their order; false: there is none. For walks over all. */

@@ -156,8 +156,10 @@ static uint32_t walk_chain(const struct kv_index *index, const struct kv_key *ke
     while (walk.n_pages < n_pages) {
         if (walk.n_pages + 2 * PREFETCH_PAGES < n_pages)
             kv_index_prefetch_entry(index, &keys[walk.n_pages + 2 * PREFETCH_PAGES]);
-        if (walk.n_pages + PREFETCH_PAGES < n_pages)
+        if (walk.n_pages + PREFETCH_PAGES < n_pages) {
             kv_index_prefetch_record(index, &keys[walk.n_pages + PREFETCH_PAGES]);
+            kv_index_prefetch_tokens(index, &keys[walk.n_pages + PREFETCH_PAGES]);
+        }
         walk.record =
             kv_index_find(index, &keys[walk.n_pages], walk.record, tokens + (size_t)walk.n_pages * PAGE_TOKENS);
         if (walk.record == KV_NO_RECORD)

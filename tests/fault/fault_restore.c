@@ -28,7 +28,7 @@ static void on_done(void *user, int result) {
 static struct kv_found lookup(const struct tier_rig *rig, const struct kv_seq *seq) {
     struct kv_found found;
 
-    kv_restores_lookup(rig->restores, seq->keys, seq->tokens, seq->n_pages, &found);
+    kv_restores_lookup(rig->restores, seq->keys, seq->n_pages, &found);
     return found;
 }
 

@@ -53,7 +53,7 @@ static void begin(struct world *w, struct user *u) {
         kinds[i] = (char)('a' + below(w, 9) / 8);
     kinds[n] = '\0';
     kv_seq_list(&u->seq, &w->rig.kv, uid, kinds);
-    kv_restores_lookup(w->rig.restores, u->seq.keys, u->seq.tokens, n, &found);
+    kv_restores_lookup(w->rig.restores, u->seq.keys, n, &found);
     KV_RIG_CHECK(found.n_device_tokens == kv_seq_lookup(&u->seq, &w->rig.kv).n_tokens);
     KV_RIG_CHECK(found.n_tokens >= found.n_device_tokens && found.n_tokens <= n * PAGE_TOKENS);
     u->is_done = false;

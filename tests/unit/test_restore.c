@@ -192,7 +192,7 @@ static uint32_t lookup(const struct rig *rig, const struct kv_seq *seq) {
     struct kv_match match;
     struct kv_found found;
 
-    kv_restores_lookup(rig->restores, seq->keys, seq->tokens, seq->n_pages, &found);
+    kv_restores_lookup(rig->restores, seq->keys, seq->n_pages, &found);
     kv_store_lookup(rig->kv.store, seq->keys, seq->tokens, seq->n_pages, &match);
     assert_int_equal(found.n_device_tokens, match.n_tokens);
     assert_int_equal(found.n_disk_tokens, 0);
@@ -238,6 +238,36 @@ static void what_went_down_comes_back_the_same(void **state) {
     assert_int_equal(seq.match.draft_valid_from, 0);
     kv_restore_end(rig.restore);
     kv_seq_check(&seq, &rig.kv);
+    kv_seq_deinit(&seq, &rig.kv);
+    rig_close(&rig);
+}
+
+static void looking_goes_by_keys_and_taking_by_tokens(void **state) {
+    static struct kv_seq seq;
+    static struct rig rig;
+    struct kv_found found;
+
+    (void)state;
+    rig_open(&rig, ROOMY, 60, 4);
+    put_below(&rig, "abcdefgh", 8, 8);
+    kv_seq_init(&seq, &rig.kv, 1, "abcdefgh");
+    seq.tokens[3 * PAGE_TOKENS]++; /* the keys are those of the old tokens: a collision */
+    kv_restores_lookup(rig.restores, seq.keys, seq.n_pages, &found);
+    assert_int_equal(found.n_tokens, 8 * PAGE_TOKENS);
+    assert_int_equal(start(&rig, &seq, 8), KV_RESTORE_E_FULL);
+    assert_int_equal(n_on_device(&rig), 0);
+    seq.tokens[3 * PAGE_TOKENS]--;
+    assert_int_equal(start(&rig, &seq, 8), 0);
+    assert_true(come_home(&rig, KV_COPY_FETCH, 0));
+    kv_restore_end(rig.restore);
+    kv_store_lookup(rig.kv.store, seq.keys, seq.tokens, seq.n_pages, &seq.match);
+    assert_int_equal(seq.match.n_tokens, 8 * PAGE_TOKENS);
+    seq.tokens[3 * PAGE_TOKENS]++;
+    kv_restores_lookup(rig.restores, seq.keys, seq.n_pages, &found);
+    assert_int_equal(found.n_device_tokens, 8 * PAGE_TOKENS);
+    kv_store_lookup(rig.kv.store, seq.keys, seq.tokens, seq.n_pages, &seq.match);
+    assert_int_equal(seq.match.n_full_tokens, 3 * PAGE_TOKENS);
+    seq.match = (struct kv_match){0};
     kv_seq_deinit(&seq, &rig.kv);
     rig_close(&rig);
 }
@@ -716,6 +746,7 @@ static void whatever_happens_pages_hold_what_their_keys_say(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_went_down_comes_back_the_same),
+        cmocka_unit_test(looking_goes_by_keys_and_taking_by_tokens),
         cmocka_unit_test(only_what_the_device_lacks_is_copied),
         cmocka_unit_test(a_prefix_ends_at_its_last_restore_point),
         cmocka_unit_test(another_user_finds_nothing),

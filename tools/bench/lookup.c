@@ -245,7 +245,7 @@ static int time_prompts(struct lookup *lookup, const struct kv_restores *restore
         struct kv_found found;
         double start = cpu_now();
 
-        kv_restores_lookup(restores, keys_of(lookup, chain), tokens_of(lookup, chain, 0), n_pages, &found);
+        kv_restores_lookup(restores, keys_of(lookup, chain), n_pages, &found);
         r = load_add(samples, cpu_now() - start);
         if (found.n_tokens != n_pages * PAGE_TOKENS || found.n_disk_tokens != (is_on_disk ? found.n_tokens : 0)) {
             fprintf(stderr, "spillway-bench: kv: of %u pages %u tokens were found, %u of them on disk\n", n_pages,
