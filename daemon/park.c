@@ -50,6 +50,7 @@ struct park {
     uint64_t n_plans;    /* sent when it began */
     uint64_t until_us;   /* SPILLING */
     int n_pages, n_down; /* of the device's; those that were seen below */
+    uint64_t n_freed;    /* bytes of the device */
     bool is_spilling;
     struct kv_vault_flush flush;
     struct session_wait wait;
@@ -124,16 +125,20 @@ static void on_kept(struct session_wait *wait, int result) {
     container_of(wait, struct park, wait)->is_kept = true;
 }
 
+/* Everything that can be below is: the device is free of it. */
 static void start_keeping(struct park *park) {
     struct service *service = park->errand.service;
     struct session *session = park->session;
 
-    durable_look(service, session);
+    sessions_let_go(service->sessions, session);
+    park->n_freed =
+        kv_store_evict_chain(service->pair.store, session->keys, session->tokens, (uint32_t)sessions_n_pages(session));
+    durable_look(service, session); /* what is below is what it is put down with */
     session->is_parked = true;
     park->is_kept = !durable_keep(service, session, &park->wait);
 }
 
-static void answer_park(struct park *park, uint64_t n_freed) {
+static void answer_park(struct park *park) {
     const struct session *session = park->session;
     struct found found = service_find(park->errand.service, session->keys, session->tokens, sessions_n_pages(session));
     bool is_used = park->errand.service->config.kv.restore != CONFIG_RESTORE_NEVER;
@@ -147,23 +152,10 @@ static void answer_park(struct park *park, uint64_t n_freed) {
     call = call_of_errand(&park->errand, &refusal);
     begin(&call, 4);
     put_int(call.out, "tokens", is_used ? n : found.device);
-    put_int(call.out, "bytes", (int64_t)n_freed);
+    put_int(call.out, "bytes", (int64_t)park->n_freed);
     put_cstr(call.out, "tier", n > 0 && n_disk >= n ? "disk" : n_below > 0 ? "host" : "none");
     put_bool(call.out, "durable", durable_is(park->errand.service, session));
     call_answer(&call);
-}
-
-/* Everything that can be below is: the device is free of it. */
-static void end_park(struct park *park) {
-    struct service *service = park->errand.service;
-    struct session *session = park->session;
-    uint64_t n_freed;
-
-    sessions_let_go(service->sessions, session);
-    n_freed =
-        kv_store_evict_chain(service->pair.store, session->keys, session->tokens, (uint32_t)sessions_n_pages(session));
-    session->is_moving = false;
-    answer_park(park, n_freed);
 }
 
 static void enter(struct park *park, enum park_state state) {
@@ -216,7 +208,8 @@ static bool step_park(struct errand *errand) {
     case PARK_KEEPING:
         if (!park->is_kept)
             break;
-        end_park(park);
+        park->session->is_moving = false;
+        answer_park(park);
         enter(park, PARK_OVER);
         break;
     case PARK_OVER:
