@@ -15,7 +15,7 @@ static void put_session(const struct call *call, const struct session *session) 
     put_int(out, "restore_point", session->restore_point);
     put_cached(out, service_find(call->service, session->keys, session->tokens, sessions_n_pages(session)));
     put_bool(out, "pinned", session->is_pinned);
-    put_bool(out, "parked", session->is_parked);
+    put_bool(out, "parked", session->is_parked && !session->is_moving);
     put_bool(out, "durable", durable_is(call->service, session));
 }
 

@@ -35,7 +35,7 @@ def backend(request):
 
 def daemons(request, folder_of_all):
     started = []
-    usual = request.config.getoption("--spillwayd")
+    usual = os.path.abspath(request.config.getoption("--spillwayd"))  # a test may change the folder
     backend = request.config.getoption("--backend")
 
     def start(ready=True, args=(), env=None, program=usual, **settings):

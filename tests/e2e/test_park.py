@@ -293,8 +293,8 @@ def test_a_client_that_goes_while_its_session_is_parked(daemon, disk):
             begin(client, f"s{i}", 400)
             with one.connect(timeout=0.001) as other, contextlib.suppress(spillway.TimedOut):
                 other.call("session.park", {"name": f"s{i}"})
-            wait_until(lambda: session(client, f"s{i}")["parked"])
-            wait_until(lambda: session(client, f"s{i}")["cached"]["device"] == 0)
+            wait_until(lambda: session(client, f"s{i}")["parked"])  # which it is when its record is written, too
+            assert session(client, f"s{i}")["cached"]["device"] == 0
             assert turn(client, f"s{i}", TEXT[:5], 1)["usage"]["recomputed"] == 0
 
 
