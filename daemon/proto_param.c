@@ -35,14 +35,9 @@ static int wrong_type(const char *name, const msgpack_object *object, const char
     return report_error(report, PROTO_E_REFUSED, "\"%s\" is %s; it must be %s", name, type_name(object), wanted);
 }
 
-/* At most 60 bytes of what a client wrote, cut between characters. */
+/* How much of what a client wrote is repeated to it. */
 static int shown(struct span text) {
-    size_t n = text.n;
-
-    if (n > 60)
-        for (n = 60; n > 0 && ((unsigned char)text.bytes[n] & 0xC0) == 0x80;)
-            n--;
-    return (int)n;
+    return (int)span_cut(text, 60).n;
 }
 
 static bool is_integer(const msgpack_object *object) {

@@ -209,15 +209,12 @@ struct shown {
     char text[SHOWN_BYTES_MAX + 1];
 };
 
-/* A caller's word for a report, cut between characters; a zero in it would end the line. */
+/* A caller's word for a report; a zero in it would end the line. */
 static struct shown shown(struct span word) {
     struct shown shown = {""};
-    size_t n = word.n;
 
-    if (n > SHOWN_BYTES_MAX)
-        for (n = SHOWN_BYTES_MAX; n > 0 && ((unsigned char)word.bytes[n] & 0xC0) == 0x80;)
-            n--;
-    for (size_t i = 0; i < n; i++)
+    word = span_cut(word, SHOWN_BYTES_MAX);
+    for (size_t i = 0; i < word.n; i++)
         shown.text[i] = word.bytes[i] ? word.bytes[i] : '?';
     return shown;
 }

@@ -119,6 +119,13 @@ ptrdiff_t span_find_last(struct span span, const char *needle) {
     return -1;
 }
 
+struct span span_cut(struct span span, size_t n_max) {
+    if (span.n > n_max)
+        for (span.n = n_max; span.n > 0 && ((unsigned char)span.bytes[span.n] & 0xC0) == 0x80;)
+            span.n--;
+    return span;
+}
+
 struct span span_from(struct span span, size_t begin) {
     assert(begin <= span.n);
     if (begin == 0)

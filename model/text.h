@@ -38,6 +38,7 @@ ptrdiff_t span_find(struct span span, const char *needle);
 ptrdiff_t span_find_last(struct span span, const char *needle);
 
 struct span span_from(struct span span, size_t begin); /* without its first `begin` bytes */
+struct span span_cut(struct span span, size_t n_max);  /* to n_max bytes, or less: between two characters */
 struct span span_skip(struct span span, char c);       /* without the c at its beginning */
 
 /* Without white space at both ends, as Python's str.strip() sees it: Unicode's White_Space and U+001C..U+001F. */
