@@ -197,11 +197,9 @@ int durable_n_on_disk(const struct service *service, const struct session *sessi
     int n = 0;
 
     for (int page = 0; vault && page < sessions_n_pages(session); page++) {
-        struct kv_page_name name = sessions_page_name(session, page);
-
-        if (!kv_vault_has(vault, &name, KV_TARGET_FULL))
+        if (!kv_vault_has(vault, &session->keys[page], (uint32_t)page, KV_TARGET_FULL))
             break;
-        if (kv_vault_has(vault, &name, KV_TARGET_STATE))
+        if (kv_vault_has(vault, &session->keys[page], (uint32_t)page, KV_TARGET_STATE))
             n = (page + 1) * PAGE_TOKENS;
     }
     return n;

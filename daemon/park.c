@@ -20,7 +20,10 @@ enum {
 /* On the shelf, with the restore point at its end if that is asked for. */
 static uint32_t find_on_shelf(const struct kv_shelf *shelf, const struct session *session, int page,
                               enum kv_group group) {
-    struct kv_page_name name = sessions_page_name(session, page);
+    struct kv_page_name name = {.key = session->keys[page],
+                                .page_idx = (uint32_t)page,
+                                .tokens = session->tokens + (size_t)page * PAGE_TOKENS,
+                                .parent = page > 0 ? &session->keys[page - 1] : NULL};
     uint32_t record = kv_shelf_find(shelf, &name);
 
     return record != KV_NO_RECORD && kv_shelf_has(shelf, record, group) ? record : KV_NO_RECORD;

@@ -76,7 +76,7 @@ static uint64_t shelf_bytes(const struct pressure *p) {
 static bool is_on_disk(void *user, const struct kv_page_name *name, enum kv_group group) {
     struct pressure *p = user;
 
-    return kv_vault_has(p->options.vault, name, group);
+    return kv_vault_has(p->options.vault, &name->key, name->page_idx, group);
 }
 
 static void set_short(struct pressure *p, bool is_short) {

@@ -85,13 +85,6 @@ int sessions_n_pages(const struct session *session) {
     return min_int(session->n / PAGE_TOKENS, (int)session->pin.n_pages_max - 1); /* its last one is not a whole one */
 }
 
-struct kv_page_name sessions_page_name(const struct session *session, int page) {
-    return (struct kv_page_name){.key = session->keys[page],
-                                 .page_idx = (uint32_t)page,
-                                 .tokens = session->tokens + (size_t)page * PAGE_TOKENS,
-                                 .parent = page > 0 ? &session->keys[page - 1] : NULL};
-}
-
 static void session_free(struct session *session) {
     kv_lease_deinit(&session->pin);
     free(session->tokens);

@@ -5,7 +5,6 @@
 #include <sys/types.h>
 
 #include "lease.h"
-#include "shelf.h"
 #include "text.h"
 
 struct gen;
@@ -65,8 +64,6 @@ int sessions_fork(struct sessions *sessions, const struct session *session, stru
 
 /* Pages of it that can be looked for: all whole ones, but no more than the longest context has. */
 int sessions_n_pages(const struct session *session);
-struct kv_page_name sessions_page_name(const struct session *session,
-                                       int page); /* one of them; lives with its tokens */
 /* Tokens of all sessions of a user. */
 int64_t sessions_tokens(const struct sessions *sessions, uid_t uid);
 /* They may become n more; n_max 0: any number. */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lines.h"
+
 enum { KEY_PREFIX_BYTES = KV_KEY_BYTES / 2 };
 
 enum record_state {
@@ -129,10 +131,8 @@ void catalog_prefetch_entry(const struct catalog *catalog, const struct kv_key *
 void catalog_prefetch_record(const struct catalog *catalog, const struct kv_key *key) {
     uint32_t r = *chain_of(catalog, key->bytes);
 
-    if (r == KV_NO_RECORD)
-        return;
-    __builtin_prefetch(&catalog->records[r]);
-    __builtin_prefetch((const char *)&catalog->records[r + 1] - 1); /* a record may lie across two lines */
+    if (r != KV_NO_RECORD)
+        lines_prefetch(&catalog->records[r], sizeof *catalog->records);
 }
 
 bool catalog_knows(const struct catalog *catalog, const struct kv_key *key, uint32_t page_idx, enum kv_group group) {

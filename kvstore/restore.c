@@ -110,9 +110,7 @@ static bool lies_on_host(const struct kv_restores *restores, const struct kv_key
 
 static bool lies_on_disk(const struct kv_restores *restores, const struct kv_key *key, uint32_t page,
                          enum kv_group group) {
-    struct kv_page_name name = {.key = *key, .page_idx = page};
-
-    return restores->vault && kv_vault_has(restores->vault, &name, group);
+    return restores->vault && kv_vault_has(restores->vault, key, page, group);
 }
 
 /* Forward as far as there are pages, then back to the last restore point: there are few, and mostly one is near the end. */

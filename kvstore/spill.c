@@ -191,7 +191,7 @@ static bool is_on_disk(const struct job *job, uint32_t page) {
     const struct kv_vault *vault = job->spill->vault;
     struct kv_page_name name = name_of(job, page);
 
-    return vault && kv_vault_has(vault, &name, KV_TARGET_FULL);
+    return vault && kv_vault_has(vault, &name.key, page, KV_TARGET_FULL);
 }
 
 /* And the one before it is still there: a disk smaller than the chain would take the place of one for the other. */

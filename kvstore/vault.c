@@ -513,9 +513,9 @@ bool kv_vault_is_scanning(const struct kv_vault *vault) {
     return vault->scan_state != VAULT_SCAN_DONE;
 }
 
-bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group) {
+bool kv_vault_has(const struct kv_vault *vault, const struct kv_key *key, uint32_t page_idx, enum kv_group group) {
     return vault->breaker.state != KV_BREAKER_OPEN &&
-           catalog_find(vault->catalog, &name->key, name->page_idx, group) != KV_NO_RECORD;
+           catalog_find(vault->catalog, key, page_idx, group) != KV_NO_RECORD;
 }
 
 uint32_t kv_vault_uid(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group) {
@@ -533,7 +533,7 @@ void kv_vault_prefetch_record(const struct kv_vault *vault, const struct kv_key 
 bool kv_vault_pin(struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group, uint32_t *ret_record) {
     uint32_t record;
 
-    if (!kv_vault_has(vault, name, group))
+    if (!kv_vault_has(vault, &name->key, name->page_idx, group))
         return false;
     record = catalog_find(vault->catalog, &name->key, name->page_idx, group);
     vault_pin(vault, record);

@@ -107,7 +107,8 @@ bool kv_vault_is_scanning(const struct kv_vault *vault);
 bool kv_vault_is_warming(const struct kv_vault *vault);
 /* Whether that may go on: not while anybody waits for something else. True at open. */
 void kv_vault_let_warm(struct kv_vault *vault, bool may);
-bool kv_vault_has(const struct kv_vault *vault, const struct kv_page_name *name, enum kv_group group);
+/* By the key alone: what is read is held against the whole name. */
+bool kv_vault_has(const struct kv_vault *vault, const struct kv_key *key, uint32_t page_idx, enum kv_group group);
 uint32_t kv_vault_uid(const struct kv_vault *vault, const struct kv_page_name *name,
                       enum kv_group group); /* it has it */
 /* For a walk along a chain, as kv_shelf_prefetch_entry() and kv_shelf_prefetch_record(). */

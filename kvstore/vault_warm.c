@@ -135,7 +135,8 @@ static bool ask_page(struct kv_vault *vault) {
         struct kv_shelf_group_stats stats;
         int r;
 
-        if ((group == KV_TARGET_STATE && !vault->warm.is_end) || !kv_vault_has(vault, &name, group) ||
+        if ((group == KV_TARGET_STATE && !vault->warm.is_end) ||
+            !kv_vault_has(vault, &name.key, name.page_idx, group) ||
             kv_shelf_has(shelf, kv_shelf_find(shelf, &name), group))
             continue;
         kv_shelf_stats(shelf, group, &stats);

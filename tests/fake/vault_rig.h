@@ -369,7 +369,7 @@ static inline bool vr_has(const struct vault_rig *rig, const struct vault_chain 
                           enum kv_group group) {
     struct kv_page_name name = vr_name(chain, page);
 
-    return kv_vault_has(rig->vault, &name, group);
+    return kv_vault_has(rig->vault, &name.key, name.page_idx, group);
 }
 
 /* How many pages from the first on the disk has. */

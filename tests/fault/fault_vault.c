@@ -50,7 +50,7 @@ static void what_is_saved_is_read_back_the_same(void **state) {
 static bool is_on_disk(void *user, const struct kv_page_name *name, enum kv_group group) {
     struct vault_rig *rig = user;
 
-    return kv_vault_has(rig->vault, name, group);
+    return kv_vault_has(rig->vault, &name->key, name->page_idx, group);
 }
 
 /* Memory that was short: what is on disk leaves the shelf, what is not stays; and what comes into that memory afterwards

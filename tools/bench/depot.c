@@ -271,7 +271,7 @@ static bool is_all_on_disk(const struct depot *depot) {
     for (size_t i = 0; i < depot->n_pages; i++) {
         struct kv_page_name name = name_of(depot, depot->pages[i].chain, depot->pages[i].page);
 
-        if (!kv_vault_has(depot->vault, &name, depot->pages[i].group))
+        if (!kv_vault_has(depot->vault, &name.key, name.page_idx, depot->pages[i].group))
             return false;
     }
     return true;
