@@ -103,6 +103,7 @@ __device__ static inline float2 gates_at(const struct attn_op &op, int row, int 
 
     return a->gate != NULL ? make_float2(bf16_load(a->gate, at), bf16_load(a->gate, at + 1)) : make_float2(0, 0);
 }
+
 /* Writes elements i and i + 1. */
 __device__ static inline void finish(const struct attn_op &op, int row, int head, int i, float2 out, float sum,
                                      float2 gates) {

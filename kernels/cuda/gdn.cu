@@ -261,11 +261,7 @@ __device__ static inline void make_outputs(struct head_shared *sh, int first_q, 
         for (int side = 0; side < 2; side++)
             *(float4 *)o[side] = sh->queried[warp][p - first_q][side][lane];
         multiply_lower(o, sh->operands[warp], sh->a, p);
-
-        const uint32_t rounded[4] = {pack_bf16(o[0][0], o[0][1]), pack_bf16(o[0][2], o[0][3]),
-                                     pack_bf16(o[1][0], o[1][1]), pack_bf16(o[1][2], o[1][3])};
-
-        stmatrix_x4_trans(values_at<DV_MAX>(sh->v, p), rounded);
+        store_values<DV_MAX>(sh->v, p, o);
     }
 }
 

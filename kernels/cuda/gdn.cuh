@@ -96,9 +96,6 @@ __device__ static inline const bf16 *gdn_inputs_of(const struct gdn_op &op, cons
 __device__ static inline uint32_t load_raw_pair(const bf16 *base, int i) {
     return *(const uint32_t *)(base + i);
 }
-__device__ static inline float2 pair_of(uint32_t raw) {
-    return make_float2(__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u));
-}
 
 /* Convolution and SiLU of two channels of a row; x: of the row and of those before it, oldest first. */
 __device__ static inline uint32_t gdn_conv(const float2 w[TAPS], const float2 x[TAPS]) {

@@ -277,13 +277,8 @@ __device__ static inline void chunk_o(struct stage *stage, const float s[DK / 8]
     scale_columns(o, stage->factors.query);
     mma_lower(o, u, stage->a);
 #pragma unroll
-    for (int p = 0; p < SQUARES; p++) {
-        const uint32_t rounded[4] = {pack_bf16(o[2 * p][0], o[2 * p][1]), pack_bf16(o[2 * p][2], o[2 * p][3]),
-                                     pack_bf16(o[2 * p + 1][0], o[2 * p + 1][1]),
-                                     pack_bf16(o[2 * p + 1][2], o[2 * p + 1][3])};
-
-        stmatrix_x4_trans(values_at<SLICE>(stage->v, p), rounded);
-    }
+    for (int p = 0; p < SQUARES; p++)
+        store_values<SLICE>(stage->v, p, &o[2 * p]);
 }
 
 /* S <- decay S + U^T K, of a chunk that has all its rows. u is lost. */

@@ -46,7 +46,7 @@ template <int WIDTH> __device__ static inline bf16 *unit_of(bf16 *tile, int r, i
 template <int WIDTH> __device__ static inline unsigned rows_at(bf16 *tile, int p) {
     const int lane = (int)threadIdx.x % 32;
 
-    return shared_at(unit_of<WIDTH>(tile, p * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    return shared_address(unit_of<WIDTH>(tile, p * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
 }
 template <int WIDTH> __device__ static inline void load_rows(uint32_t b[4], bf16 *tile, int p, int step) {
     ldmatrix_x4(b, rows_at<WIDTH>(tile, p) ^ (unsigned)(step * 32));
@@ -55,7 +55,7 @@ template <int WIDTH> __device__ static inline void load_rows(uint32_t b[4], bf16
 template <int WIDTH> __device__ static inline unsigned columns_at(bf16 *tile, int step) {
     const int lane = (int)threadIdx.x % 32;
 
-    return shared_at(unit_of<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, lane / 16));
+    return shared_address(unit_of<WIDTH>(tile, step * 16 + lane / 8 % 2 * 8 + lane % 8, lane / 16));
 }
 template <int WIDTH> __device__ static inline void load_columns(uint32_t b[4], bf16 *tile, int p, int step) {
     ldmatrix_x4_trans(b, columns_at<WIDTH>(tile, step) ^ (unsigned)(p * 32));
@@ -65,8 +65,8 @@ __device__ static inline void split_pair(uint32_t parts[PARTS], float a, float b
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         parts[part] = pack_bf16(a, b);
-        a -= __uint_as_float(parts[part] << 16);
-        b -= __uint_as_float(parts[part] & 0xffff0000u);
+        a -= pair_of(parts[part]).x;
+        b -= pair_of(parts[part]).y;
     }
 }
 /* A result, 16 rows by 16 columns in two squares, as the A operand of the next product. */
@@ -190,7 +190,7 @@ __device__ static inline void multiply_rows(struct system_shared *sh, bf16 *k, b
     for (int at = warp; at < n; at += n_warps) {
         const bool is_k = at < n_k;
         const int2 square = lower_square(is_k ? at : at - n_k + squares_above(first_q));
-        const unsigned a_at = shared_at(unit_of<DK>(is_k ? k : q, square.x * 16 + lane % 16, lane / 16));
+        const unsigned a_at = shared_address(unit_of<DK>(is_k ? k : q, square.x * 16 + lane % 16, lane / 16));
         const unsigned b_at = rows_at<DK>(k, square.y);
         float products[2][4] = {}, chain[2][4] = {};
 
@@ -336,4 +336,11 @@ template <int VALUES> __device__ static inline bf16 *values_at(bf16 *v, int p) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 
     return unit_of<VALUES>(v, p * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+}
+/* Two squares of o, rounded, take the place of v's. */
+template <int VALUES> __device__ static inline void store_values(bf16 *v, int p, const float o[2][4]) {
+    const uint32_t rounded[4] = {pack_bf16(o[0][0], o[0][1]), pack_bf16(o[0][2], o[0][3]), pack_bf16(o[1][0], o[1][1]),
+                                 pack_bf16(o[1][2], o[1][3])};
+
+    stmatrix_x4_trans(values_at<VALUES>(v, p), rounded);
 }

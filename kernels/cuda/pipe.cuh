@@ -3,10 +3,6 @@
 #pragma once
 #include "util.cuh"
 
-__device__ static inline unsigned shared_address(const void *shared) {
-    return (unsigned)__cvta_generic_to_shared(shared);
-}
-
 __device__ static inline void barrier_init(uint64_t *barrier, int n_arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
 }

@@ -19,8 +19,10 @@ __device__ static inline void row_load8(const struct gemm_rows &a, size_t row, i
 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            v[2 * i] = __uint_as_float(word[i] << 16);
-            v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+            const float2 pair = pair_of(word[i]);
+
+            v[2 * i] = pair.x;
+            v[2 * i + 1] = pair.y;
         }
         return;
     }

@@ -162,8 +162,10 @@ __device__ static inline void emit8(const struct gemm_out &out, int row, int n, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (out.epilogue == LINEAR_ADD) {
-                v[2 * i] = __uint_as_float(word[i] << 16) + v[2 * i];
-                v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u) + v[2 * i + 1];
+                const float2 pair = pair_of(word[i]);
+
+                v[2 * i] = pair.x + v[2 * i];
+                v[2 * i + 1] = pair.y + v[2 * i + 1];
             }
             word[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
         }
@@ -190,6 +192,7 @@ __device__ static inline void emit_half(const struct gemm_out &out, int block, i
             if (row + i * OUT_ROWS < n_rows)
                 before[i] = *(const uint4 *)((const bf16 *)out.y + (size_t)(row + i * OUT_ROWS) * (size_t)out.y_stride +
                                              (size_t)n);
+
                 /* What is next moves to the front: so the code is there once, and yet no register is named by a variable. */
 #pragma unroll 1
     for (int i = 0; i < N_OUTS; i++, row += OUT_ROWS) {

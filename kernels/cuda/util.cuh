@@ -15,6 +15,9 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
 
     return *(uint32_t *)&v;
 }
+__device__ static inline float2 pair_of(uint32_t raw) { /* low, high */
+    return make_float2(__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u));
+}
 /* In the upper half of a pair it is a float already; and pairs are converted at several times the rate of single values. */
 __device__ static inline float round_bf16(float v) {
     return __uint_as_float(pack_bf16(0, v));
@@ -56,10 +59,13 @@ __device__ static inline float cta_sum(float v, float *shared, int n_threads) {
     return sum;
 }
 
+__device__ static inline unsigned shared_address(const void *shared) {
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+
 /* ---- asynchronous copies of 16 bytes into shared memory; with bytes 0 the destination is zeroed */
 __device__ static inline void copy_async(void *shared, const void *global, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(bytes)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
 }
 __device__ static inline void copy_commit(void) {
@@ -76,9 +82,6 @@ __device__ static inline void mma_bf16(float d[4], const uint32_t a[4], uint32_t
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ static inline unsigned shared_at(const void *shared) {
-    return (unsigned)__cvta_generic_to_shared(shared);
-}
 __device__ static inline void ldmatrix_x4(uint32_t r[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -86,7 +89,7 @@ __device__ static inline void ldmatrix_x4(uint32_t r[4], unsigned at) {
                  : "memory");
 }
 __device__ static inline void ldmatrix_x4(uint32_t r[4], const void *shared) {
-    ldmatrix_x4(r, shared_at(shared));
+    ldmatrix_x4(r, shared_address(shared));
 }
 __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -95,12 +98,11 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], unsigned at) {
                  : "memory");
 }
 __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], const void *shared) {
-    ldmatrix_x4_trans(r, shared_at(shared));
+    ldmatrix_x4_trans(r, shared_address(shared));
 }
 /* Of a card from compute capability 9.0 on. */
 __device__ static inline void stmatrix_x4_trans(void *shared, const uint32_t r[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(shared)),
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(shared)),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
